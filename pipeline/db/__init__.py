@@ -1,0 +1,1 @@
+"""The truth: tables, sessions, every query, migrations. The only room of SQLAlchemy."""
