@@ -1,0 +1,252 @@
+"""Jobs: their life as guarded UPDATEs, their job-level lease, what reconcile looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, func, insert, or_, select, update
+
+from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
+from pipeline.db.repository.base import Repository, to_value, utc_now
+from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome, ShardStatus
+from pipeline.db.values import Candidate, JobLease, JobView, ShardCut
+from pipeline.errors import LeaseLost
+
+#: Rows of one INSERT when a plan is written.
+INSERT_ROWS = 1_000
+
+#: A job that this many claims have passed over is served next, whatever the order says.
+STARVATION_BOUND = 32
+
+
+class JobRepository(Repository):
+    """The ``jobs`` table."""
+
+    # --- reading ---
+
+    def get(self, job_id: str) -> JobView | None:
+        row = self._session.get(Job, job_id)
+        return None if row is None else to_value(row, JobView)
+
+    def by_idempotency_key(self, key: str) -> JobView | None:
+        row = self._session.scalar(select(Job).where(Job.idempotency_key == key))
+        return None if row is None else to_value(row, JobView)
+
+    def ids_starting(self, prefix: str, limit: int = 2) -> list[str]:
+        """Ids that start with ``prefix``: a command may name a job by an unambiguous beginning."""
+        query = select(Job.id).where(Job.id.startswith(prefix, autoescape=True)).order_by(Job.id).limit(limit)
+        return list(self._session.scalars(query))
+
+    def list(self, *, statuses: Collection[JobStatus] = (), limit: int = 50) -> Sequence[JobView]:
+        """Newest first."""
+        query = select(Job).order_by(Job.created_at.desc(), Job.id).limit(limit)
+        if statuses:
+            query = query.where(Job.status.in_(statuses))
+        return [to_value(row, JobView) for row in self._session.scalars(query)]
+
+    def error_counts(self, job_id: str, limit: int = 5) -> Sequence[tuple[str, int]]:
+        """The most frequent error codes of a job's items."""
+        number = func.count()
+        query = (
+            select(ItemErrorRow.code, number)
+            .where(ItemErrorRow.job_id == job_id)
+            .group_by(ItemErrorRow.code)
+            .order_by(number.desc(), ItemErrorRow.code)
+            .limit(limit)
+        )
+        return [(code, count) for code, count in self._session.execute(query)]
+
+    # --- making and planning ---
+
+    def add(
+        self,
+        *,
+        job_id: str,
+        kind: str,
+        spec: dict[str, Any],
+        total: int,
+        endpoint: str | None = None,
+        model: str | None = None,
+        model_digest: str | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        input_uri: str | None = None,
+        input_sha256: str | None = None,
+        input_bytes: int = 0,
+    ) -> None:
+        """Insert a job in ``validating``; raises IntegrityError when the idempotency key is taken."""
+        self._session.add(
+            Job(
+                id=job_id,
+                kind=kind,
+                status=JobStatus.VALIDATING,
+                spec=spec,
+                endpoint=endpoint,
+                model=model,
+                model_digest=model_digest,
+                priority=priority,
+                idempotency_key=idempotency_key,
+                input_uri=input_uri,
+                input_sha256=input_sha256,
+                input_bytes=input_bytes,
+                total=total,
+                processing=total,
+                created_at=utc_now(),
+            )
+        )
+        self._session.flush()
+
+    def plan(self, lease: JobLease, cuts: Sequence[ShardCut]) -> None:
+        """Write the frozen cut and queue the job, in one transaction; raises LeaseLost."""
+        values = {
+            "status": JobStatus.QUEUED,
+            "queued_at": utc_now(),
+            "shards_total": len(cuts),
+            "shards_open": len(cuts),
+            "lease_owner": None,
+        }
+        if not self._guarded(lease, {JobStatus.VALIDATING}, values):
+            raise LeaseLost(f"the plan of {lease.job_id} was made by another process")
+        for first in range(0, len(cuts), INSERT_ROWS):
+            rows = [
+                {
+                    "job_id": lease.job_id,
+                    "ordinal": cut.ordinal,
+                    "start_byte": cut.start_byte,
+                    "end_byte": cut.end_byte,
+                    "first_item": cut.first_item,
+                    "item_count": cut.item_count,
+                    "token_count": cut.token_count,
+                }
+                for cut in cuts[first : first + INSERT_ROWS]
+            ]
+            self._session.execute(insert(Shard), rows)
+
+    # --- the job-level lease: planning and finalizing ---
+
+    def lease(self, job_id: str, status: JobStatus, owner: str) -> JobLease | None:
+        """Take the free job-level lease of a job in ``status``; None when it is held, or the job is elsewhere."""
+        return self._take(job_id, status, owner, Job.lease_owner.is_(None))
+
+    def take_lease(self, seen: JobView, owner: str) -> JobLease | None:
+        """Take a lease that was seen to stand still: only if its token and counter are still the seen ones."""
+        unmoved = (Job.lease_token == seen.lease_token) & (Job.lease_renewals == seen.lease_renewals)
+        return self._take(seen.id, seen.status, owner, unmoved)
+
+    def _take(self, job_id: str, status: JobStatus, owner: str, condition: ColumnElement[bool]) -> JobLease | None:
+        statement = (
+            update(Job)
+            .where(Job.id == job_id, Job.status == status, condition)
+            .values(lease_owner=owner, lease_token=Job.lease_token + 1)
+            .returning(Job.lease_token)
+        )
+        token = self._session.scalar(statement)
+        return None if token is None else JobLease(job_id, token, owner)
+
+    def renew(self, lease: JobLease) -> None:
+        """Move the counter; raises LeaseLost."""
+        if not self._guarded(lease, None, {"lease_renewals": Job.lease_renewals + 1}):
+            raise LeaseLost(f"the lease on {lease.job_id} was taken by another process")
+
+    def release(self, lease: JobLease) -> None:
+        """Give the lease back; one that is lost already is no error."""
+        self._guarded(lease, None, {"lease_owner": None})
+
+    def _guarded(self, lease: JobLease, statuses: Collection[JobStatus] | None, values: dict[str, Any]) -> bool:
+        statement = update(Job).where(
+            Job.id == lease.job_id, Job.lease_token == lease.token, Job.lease_owner == lease.owner
+        )
+        statement = statement.where(Job.status.not_in(TERMINAL) if statuses is None else Job.status.in_(statuses))
+        return self._changed(statement.values(values)) == 1
+
+    # --- changes of status ---
+
+    def start(self, job_id: str) -> None:
+        """The first shard was claimed."""
+        self._move(job_id, JobStatus.IN_PROGRESS)
+
+    def request_outcome(
+        self, job_id: str, outcome: Outcome, *, code: str | None = None, message: str | None = None
+    ) -> bool:
+        """Say how the job shall end. False when it is finalizing or ended already: then nothing changes."""
+        values = {"outcome": outcome, "error_code": code, "error_message": message}
+        return self._move(job_id, JobStatus.CANCELLING, values)
+
+    def close_if_drained(self, job_id: str) -> bool:
+        """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
+        planned = Job.shards_open == 0, Job.status != JobStatus.VALIDATING
+        return self._move(job_id, JobStatus.FINALIZING, {"lease_owner": None}, *planned)
+
+    def finish(
+        self,
+        lease: JobLease,
+        status: JobStatus,
+        *,
+        output: tuple[str, str] | None,
+        errors: tuple[str, str] | None,
+    ) -> None:
+        """The one guarded UPDATE that makes outputs the job's: ``(uri, sha256)`` each. Raises LeaseLost."""
+        values: dict[str, Any] = {"status": status, f"{status.value}_at": utc_now(), "lease_owner": None}
+        if output is not None:
+            values |= {"output_uri": output[0], "output_sha256": output[1]}
+        if errors is not None:
+            values |= {"errors_uri": errors[0], "errors_sha256": errors[1]}
+        if not self._guarded(lease, SOURCES[status], values):
+            raise LeaseLost(f"{lease.job_id} was finalized by another process")
+
+    def publish_alias(self, name: str, index_id: str) -> None:
+        """Move an index alias, keeping the version before for going back."""
+        row = self._session.get(IndexAlias, name, with_for_update=True)
+        if row is None:
+            self._session.add(IndexAlias(name=name, index_id=index_id, previous_index_id=None, moved_at=utc_now()))
+        elif row.index_id != index_id:
+            row.index_id, row.previous_index_id, row.moved_at = index_id, row.index_id, utc_now()
+        self._session.flush()
+
+    def _move(
+        self, job_id: str, target: JobStatus, values: dict[str, Any] | None = None, *conditions: ColumnElement[bool]
+    ) -> bool:
+        statement = update(Job).where(Job.id == job_id, Job.status.in_(SOURCES[target]), *conditions)
+        moved: dict[str, Any] = {"status": target, f"{target.value}_at": utc_now()}
+        return self._changed(statement.values(moved | (values or {}))) == 1
+
+    # --- what a slot may claim ---
+
+    def candidates(self, kinds: Collection[str], now: datetime, limit: int = 200) -> Sequence[Candidate]:
+        """Jobs with a shard to claim, best first: those passed over too often, then priority, then age."""
+        claimable = exists().where(
+            Shard.job_id == Job.id,
+            Shard.status == ShardStatus.PENDING,
+            or_(Shard.not_before.is_(None), Shard.not_before <= now),
+        )
+        query = (
+            select(Job)
+            .where(
+                Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
+                Job.kind.in_(kinds),
+                Job.paused.is_(False),
+                claimable,
+            )
+            .order_by((Job.passed_over >= STARVATION_BOUND).desc(), Job.priority.desc(), Job.created_at, Job.id)
+            .limit(limit)
+        )
+        return [
+            Candidate(row.id, row.kind, row.model, row.model_digest, row.priority, row.passed_over, row.created_at)
+            for row in self._session.scalars(query)
+        ]
+
+    def count_claim(self, chosen: str, passed_over: Collection[str]) -> None:
+        """Remember who was passed over, so that nothing starves."""
+        self._changed(update(Job).where(Job.id == chosen, Job.passed_over > 0).values(passed_over=0))
+        if passed_over:
+            statement = update(Job).where(Job.id.in_(sorted(passed_over)))
+            self._changed(statement.values(passed_over=Job.passed_over + 1))
+
+    # --- what reconcile looks for ---
+
+    def in_status(self, status: JobStatus, *, after: str = "", limit: int = 100) -> Sequence[JobView]:
+        """A page of the jobs in a status, by id."""
+        query = select(Job).where(Job.status == status, Job.id > after).order_by(Job.id).limit(limit)
+        return [to_value(row, JobView) for row in self._session.scalars(query)]

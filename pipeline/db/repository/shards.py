@@ -1,0 +1,228 @@
+"""Shards and their leases. Every write for a shard matches ``status = 'leased' AND lease_token = :mine`` (law 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import case, func, or_, select, update
+
+from pipeline.db.models import ItemErrorRow, Job, Shard
+from pipeline.db.repository.base import Repository, to_value, utc_now
+from pipeline.db.states import JobStatus, Outcome, ShardStatus
+from pipeline.db.values import ItemFailure, ShardLease, ShardView
+from pipeline.errors import LeaseLost
+
+#: Longest error text kept with a shard, in characters.
+ERROR_CHARS = 2_000
+
+
+class ShardRepository(Repository):
+    """The ``shards`` table, and the counts of ``jobs`` that move with it."""
+
+    def get(self, shard_id: int) -> ShardView | None:
+        row = self._session.get(Shard, shard_id)
+        return None if row is None else to_value(row, ShardView)
+
+    def of_job(self, job_id: str, *, after: int = -1, limit: int = 100) -> Sequence[ShardView]:
+        """A page of a job's shards, in order, behind ordinal ``after``."""
+        query = select(Shard).where(Shard.job_id == job_id, Shard.ordinal > after).order_by(Shard.ordinal).limit(limit)
+        return [to_value(row, ShardView) for row in self._session.scalars(query)]
+
+    def leased(self, *, after: int = 0, limit: int = 500) -> Sequence[ShardView]:
+        """A page of the shards under a lease, by id."""
+        query = (
+            select(Shard).where(Shard.status == ShardStatus.LEASED, Shard.id > after).order_by(Shard.id).limit(limit)
+        )
+        return [to_value(row, ShardView) for row in self._session.scalars(query)]
+
+    def attempts_of(self, job_id: str) -> tuple[int, int]:
+        """(attempts, child deaths) summed over a job."""
+        query = select(func.coalesce(func.sum(Shard.attempts), 0), func.coalesce(func.sum(Shard.child_deaths), 0))
+        attempts, deaths = self._session.execute(query.where(Shard.job_id == job_id)).one()
+        return int(attempts), int(deaths)
+
+    # --- the lease ---
+
+    def claim(self, job_id: str, owner: str, now: datetime) -> ShardLease | None:
+        """Lease the job's first pending shard that is due; None when there is none, or the job does not run.
+
+        One winner each: the row is locked (PostgreSQL, skipping what others hold) or the database is (SQLite).
+        """
+        runs = Job.id == job_id, Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)), Job.paused.is_(False)
+        due = or_(Shard.not_before.is_(None), Shard.not_before <= now)
+        first = (
+            select(Shard.id)
+            .join(Job, Job.id == Shard.job_id)
+            .where(Shard.job_id == job_id, Shard.status == ShardStatus.PENDING, due, *runs)
+            .order_by(Shard.ordinal)
+            .limit(1)
+            .with_for_update(of=Shard, skip_locked=True)
+        )
+        shard_id = self._session.scalar(first)
+        if shard_id is None:
+            return None
+        statement = (
+            update(Shard)
+            .where(Shard.id == shard_id, Shard.status == ShardStatus.PENDING)
+            .values(
+                status=ShardStatus.LEASED,
+                lease_owner=owner,
+                lease_token=Shard.lease_token + 1,
+                attempts=Shard.attempts + 1,
+                claimed_at=func.coalesce(Shard.claimed_at, utc_now()),
+                not_before=None,
+            )
+            .returning(Shard)
+            .execution_options(populate_existing=True)
+        )
+        row = self._session.scalar(statement)
+        return None if row is None else ShardLease(to_value(row, ShardView), owner)
+
+    def renew(self, lease: ShardLease) -> None:
+        """Move the counter; raises LeaseLost."""
+        self._guarded(lease, lease_renewals=Shard.lease_renewals + 1)
+
+    def set_in_flight(self, lease: ShardLease, items: str) -> None:
+        """Write down what is about to be fed, before it is (law 5)."""
+        self._guarded(lease, in_flight=items)
+
+    def count_part(self, lease: ShardLease, *, succeeded: int, errored: int) -> None:
+        """Move the counts of shard and job; part of the transaction that inserts the part's row."""
+        self._guarded(
+            lease,
+            succeeded=Shard.succeeded + succeeded,
+            errored=Shard.errored + errored,
+            lease_renewals=Shard.lease_renewals + 1,
+        )
+        statement = update(Job).where(Job.id == lease.shard.job_id)
+        self._changed(
+            statement.values(
+                processing=Job.processing - succeeded - errored,
+                succeeded=Job.succeeded + succeeded,
+                errored=Job.errored + errored,
+            )
+        )
+
+    # --- ends of a lease ---
+
+    def complete(self, lease: ShardLease) -> None:
+        """All items are registered."""
+        remaining = self._end(lease, ShardStatus.DONE)
+        if remaining:
+            raise AssertionError(f"shard {lease.shard_id} ended with {remaining} items unanswered")
+
+    def cancel(self, lease: ShardLease) -> None:
+        """End under the job's outcome: what is not registered counts as cancelled (or expired)."""
+        remaining = self._end(lease, ShardStatus.CANCELLED)
+        self._settle(lease.shard.job_id, remaining)
+
+    def fail(self, lease: ShardLease, reason: str, unanswered: Sequence[ItemFailure]) -> None:
+        """Give the shard up: what is not registered errs, each with its row."""
+        remaining = self._end(lease, ShardStatus.FAILED, last_error=reason[:ERROR_CHARS])
+        if remaining != len(unanswered):
+            raise AssertionError(f"shard {lease.shard_id}: {remaining} unanswered items, {len(unanswered)} named")
+        self._session.add_all(
+            ItemErrorRow(
+                job_id=lease.shard.job_id,
+                shard_id=lease.shard_id,
+                custom_id=item.custom_id,
+                line=item.line,
+                code=item.code,
+                message=item.message,
+            )
+            for item in unanswered
+        )
+        self._move_counts(lease.shard.job_id, "errored", remaining)
+
+    def give_back(
+        self, lease: ShardLease, reason: str | None, *, delay_s: float = 0.0, child_died: bool = False
+    ) -> None:
+        """Return the shard to ``pending``; after ``delay_s`` it may be claimed again."""
+        values: dict[str, Any] = {"status": ShardStatus.PENDING, "lease_owner": None}
+        if reason is not None:
+            values["last_error"] = reason[:ERROR_CHARS]
+            values["not_before"] = utc_now() + timedelta(seconds=delay_s)
+        else:
+            values["attempts"] = Shard.attempts - 1  # a drained worker is no failed attempt
+        if child_died:
+            values["child_deaths"] = Shard.child_deaths + 1
+        self._guarded(lease, lease_token=Shard.lease_token + 1, **values)
+
+    def take_back(self, seen: ShardView, reason: str) -> bool:
+        """Take a lease that was seen to stand still; False when it moved after all."""
+        statement = (
+            update(Shard)
+            .where(
+                Shard.id == seen.id,
+                Shard.status == ShardStatus.LEASED,
+                Shard.lease_token == seen.lease_token,
+                Shard.lease_renewals == seen.lease_renewals,
+            )
+            .values(
+                status=ShardStatus.PENDING,
+                lease_owner=None,
+                lease_token=Shard.lease_token + 1,
+                lost_leases=Shard.lost_leases + 1,
+                last_error=reason[:ERROR_CHARS],
+            )
+        )
+        return self._changed(statement) == 1
+
+    def cancel_pending(self, job_id: str) -> int:
+        """End the pending shards of a job that has an outcome; how many there were.
+
+        Rows are locked in the order shard, then job, as everywhere.
+        """
+        statement = (
+            update(Shard)
+            .where(Shard.job_id == job_id, Shard.status == ShardStatus.PENDING)
+            .values(status=ShardStatus.CANCELLED, finished_at=utc_now(), lease_token=Shard.lease_token + 1)
+            .returning(Shard.item_count - Shard.succeeded - Shard.errored)
+        )
+        remaining = list(self._session.scalars(statement))
+        if remaining:
+            self._changed(update(Job).where(Job.id == job_id).values(shards_open=Job.shards_open - len(remaining)))
+            self._settle(job_id, sum(remaining))
+        return len(remaining)
+
+    def settle_unplanned(self, job_id: str) -> None:
+        """End the items of a job that never got shards."""
+        processing = self._session.scalar(select(Job.processing).where(Job.id == job_id, Job.shards_total == 0))
+        if processing:
+            self._settle(job_id, processing)
+
+    # --- inside ---
+
+    def _guarded(self, lease: ShardLease, **values: Any) -> None:
+        statement = update(Shard).where(
+            Shard.id == lease.shard_id, Shard.status == ShardStatus.LEASED, Shard.lease_token == lease.token
+        )
+        if self._changed(statement.values(values)) != 1:
+            raise LeaseLost(f"shard {lease.shard.ordinal} of {lease.shard.job_id} was taken by another worker")
+
+    def _end(self, lease: ShardLease, status: ShardStatus, **values: Any) -> int:
+        self._guarded(lease, status=status, finished_at=utc_now(), lease_owner=None, in_flight=None, **values)
+        self._changed(update(Job).where(Job.id == lease.shard.job_id).values(shards_open=Job.shards_open - 1))
+        row = self._session.execute(
+            select(Shard.item_count - Shard.succeeded - Shard.errored).where(Shard.id == lease.shard_id)
+        )
+        return int(row.scalar_one())
+
+    def _settle(self, job_id: str, items: int) -> None:
+        """Move items from ``processing`` to what the job's outcome calls them."""
+        expired = case((Job.outcome == Outcome.EXPIRED, items), else_=0)
+        statement = update(Job).where(Job.id == job_id)
+        self._changed(
+            statement.values(
+                processing=Job.processing - items,
+                expired=Job.expired + expired,
+                cancelled=Job.cancelled + items - expired,
+            )
+        )
+
+    def _move_counts(self, job_id: str, column: str, items: int) -> None:
+        target = getattr(Job, column)
+        statement = update(Job).where(Job.id == job_id)
+        self._changed(statement.values({"processing": Job.processing - items, column: target + items}))
