@@ -1,0 +1,78 @@
+"""One installation as a process sees it: settings, database, store and doorbell, opened together and checked once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+
+from sqlalchemy.exc import IntegrityError
+
+from pipeline.config import Settings
+from pipeline.db import migrate
+from pipeline.db.session import Database
+from pipeline.errors import ArtifactMissing, ConfigError
+from pipeline.jobs.dispatch import Doorbell
+from pipeline.store import layout
+from pipeline.store.artifacts import ArtifactStore
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a command or a worker needs. Close it when done."""
+
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    doorbell: Doorbell
+
+    @classmethod
+    def open(cls, settings: Settings) -> Deployment:
+        """Open everything; an embedded database is made or upgraded by itself, another must be at this version.
+
+        Raises:
+            SchemaOutdated: with the command to run.
+            ConfigError: the store at ``store_url`` is not the one this database belongs to.
+            DatabaseUnavailable, StoreUnavailable: they do not answer.
+        """
+        url = settings.resolved_database_url
+        if settings.is_embedded_database:
+            settings.home_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            migrate.upgrade(url)
+        else:
+            migrate.check(url)
+        database = Database(url)
+        store = ArtifactStore(settings.resolved_store_url)
+        store.ensure()
+        _check_identity(database, store)
+        return cls(settings, database, store, Doorbell(settings))
+
+    def close(self) -> None:
+        self.doorbell.close()
+        self.database.close()
+
+
+def _check_identity(database: Database, store: ArtifactStore) -> None:
+    """Law 9: a store belongs to one database. The first to come writes its uuid into both."""
+    with database.read() as uow:
+        known = uow.workers.store_uuid()
+    try:
+        found: str | None = json.loads(store.read_bytes(layout.store_marker()))["uuid"]
+    except ArtifactMissing:
+        found = None
+    if known is None:
+        known = found or uuid.uuid4().hex
+        try:
+            with database.write() as uow:
+                uow.workers.set_store_uuid(known)
+        except IntegrityError:
+            with database.read() as uow:
+                known = uow.workers.store_uuid()
+        if found is None:
+            store.put_bytes(layout.store_marker(), json.dumps({"uuid": known}).encode())
+            return
+    if found != known:
+        raise ConfigError(
+            f"the store at {store.url} is not the store of this database",
+            hint="point store_url at the store that this database's jobs were written to",
+        )

@@ -1,0 +1,108 @@
+"""What a job is doing, for people: counts, the commonest errors, what was measured, who serves its queue."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pipeline.db.states import JobStatus
+from pipeline.db.values import JobView, Measurement, ShardView, WorkerView
+from pipeline.errors import Conflict, ExitCode, NotFound
+from pipeline.jobs.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """A job with all that belongs to it at one moment."""
+
+    job: JobView
+    result: str
+    error_codes: tuple[tuple[str, int], ...]
+    metrics: tuple[Measurement, ...]
+    attempts: int
+    child_deaths: int
+    last_errors: tuple[str, ...]
+    served_by: tuple[WorkerView, ...]
+
+
+def find_job(deployment: Deployment, name: str) -> JobView:
+    """A job by its id, or by an unambiguous beginning of it; raises NotFound, Conflict."""
+    with deployment.database.read() as uow:
+        job = uow.jobs.get(name)
+        if job is not None:
+            return job
+        prefix = name if name.startswith("job_") else f"job_{name}"
+        ids = uow.jobs.ids_starting(prefix)
+        if not ids or len(prefix) < len("job_") + 3:
+            raise NotFound(f"no job {name}", hint="`pipeline list` shows the jobs")
+        if len(ids) > 1:
+            raise Conflict(f"{name} is the beginning of several job ids")
+        found = uow.jobs.get(ids[0])
+    assert found is not None
+    return found
+
+
+def report_job(deployment: Deployment, job_id: str) -> JobReport:
+    """Everything `pipeline status` shows; raises NotFound."""
+    job = find_job(deployment, job_id)
+    with deployment.database.read() as uow:
+        codes = tuple(uow.jobs.error_counts(job.id))
+        metrics = tuple(uow.metrics.of_job(job.id))
+        attempts, deaths = uow.shards.attempts_of(job.id)
+        last_errors = tuple(shard.last_error for shard in _troubled(uow.shards.of_job(job.id)) if shard.last_error)
+    served = tuple(live_workers(deployment, job.kind))
+    return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors[:3], served)
+
+
+def list_jobs(deployment: Deployment, *, statuses: Collection[JobStatus] = (), limit: int = 50) -> Sequence[JobView]:
+    """Newest first."""
+    with deployment.database.read() as uow:
+        return uow.jobs.list(statuses=statuses, limit=limit)
+
+
+def live_workers(deployment: Deployment, queue: str | None = None) -> list[WorkerView]:
+    """Workers that have not stopped, serving ``queue``; one of this host whose process is gone does not count."""
+    with deployment.database.read() as uow:
+        workers = uow.workers.live()
+    here = socket.gethostname()
+    return [
+        worker
+        for worker in workers
+        if (queue is None or queue in worker.queues) and (worker.host != here or _runs(worker.pid))
+    ]
+
+
+def describe_result(job: JobView) -> str:
+    """One word for how a job stands: its status, unless it is completed and something in it erred."""
+    if job.status is not JobStatus.COMPLETED or job.errored == 0:
+        return job.status.value
+    return "all_errored" if job.succeeded == 0 else "some_errored"
+
+
+def exit_code(job: JobView) -> ExitCode:
+    """What a command that waited for the job exits with."""
+    match job.status:
+        case JobStatus.FAILED:
+            return ExitCode.JOB_FAILED
+        case JobStatus.CANCELLED:
+            return ExitCode.JOB_CANCELLED
+        case JobStatus.EXPIRED:
+            return ExitCode.JOB_EXPIRED
+        case _:
+            return ExitCode.ALL_ERRORED if describe_result(job) == "all_errored" else ExitCode.OK
+
+
+def _troubled(shards: Sequence[ShardView]) -> list[ShardView]:
+    return [shard for shard in shards if shard.last_error]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,195 @@
+"""From a user's file to a row: check every line, store the items, then insert the job, then ring.
+
+A crash before the row leaves no job; a crash after it leaves a job that reconcile plans.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+from sqlalchemy.exc import IntegrityError
+
+from pipeline.checkpoints.describe import Checkpoint, describe
+from pipeline.checkpoints.digest import digest as digest_checkpoint
+from pipeline.checkpoints.resolve import resolve
+from pipeline.db.states import JobStatus
+from pipeline.db.values import JobView
+from pipeline.errors import Conflict, InputInvalid, ModelUnsupported, NoChatTemplate, NotFound, SpecError
+from pipeline.formats.items import Item, dump_item
+from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.intake import IntakeOptions, IntakeReport, intake
+from pipeline.specs import Endpoint, IndexSpec, JobSpec, parse_spec
+from pipeline.store import layout
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that now exists; ``existing`` when the idempotency key had made it before."""
+
+    job: JobView
+    report: IntakeReport | None
+    existing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """What belongs to the job and not to its spec."""
+
+    priority: int = 0
+    idempotency_key: str | None = None
+    check_model: bool = True
+
+
+def new_job_id() -> str:
+    return f"job_{secrets.token_hex(8)}"
+
+
+def submit_items(
+    deployment: Deployment,
+    source: BinaryIO,
+    fields: Mapping[str, Any],
+    intake_options: IntakeOptions,
+    options: SubmitOptions = SubmitOptions(),
+    *,
+    errors_path: Path | None = None,
+) -> Submission:
+    """Submit a file of requests.
+
+    Args:
+        source: the file's bytes, read once as a stream.
+        fields: the spec's fields beside ``model`` and ``endpoint`` (``kind``, ``sampling``, ``width``...).
+        errors_path: where all problems of the input are written, one JSON object per line.
+
+    Raises:
+        InputInvalid: with the first problems, unless they are to become item errors.
+        SpecError, ModelNotFound, ModelUnsupported, NoChatTemplate.
+    """
+    existing = _find_existing(deployment, options)
+    if existing is not None:
+        return existing
+    report = intake(source, intake_options, deployment.store, errors_path=errors_path)
+    name = intake_options.model or report.model
+    if not name:
+        raise SpecError("no model: neither --model nor the file names one", hint="add --model NAME_OR_FOLDER")
+    if report.items == 0:
+        raise InputInvalid("the input has no items")
+    model: dict[str, Any] = {"name": name, **dict(fields.get("model", {}))}
+    if options.check_model:
+        model["digest"] = check_model(deployment, name, report.endpoint)
+    spec = build_spec({**fields, "model": model, "endpoint": report.endpoint})
+    return _insert(deployment, spec, report, options)
+
+
+def submit_index(deployment: Deployment, spec: IndexSpec, options: SubmitOptions = SubmitOptions()) -> Submission:
+    """Submit the build of an index from finished embed jobs; raises NotFound, Conflict."""
+    existing = _find_existing(deployment, options)
+    if existing is not None:
+        return existing
+    with deployment.database.read() as uow:
+        for source in spec.sources:
+            job = uow.jobs.get(source)
+            if job is None:
+                raise NotFound(f"no job {source}")
+            if job.kind != "embed" or job.status is not JobStatus.COMPLETED:
+                raise Conflict(
+                    f"{source} is a {job.kind} job in state {job.status}", hint="name embed jobs that are completed"
+                )
+        spaces = uow.vectors.spaces_of(spec.sources)
+    if len(spaces) > 1:
+        raise Conflict("the jobs' vectors live in different spaces", hint="embed all of them with one recipe")
+    item = dump_item(Item(spec.name, 1, spec.model_dump(mode="json")))
+    with deployment.store.create(layout.input_file) as pending:
+        pending.stream.write(item)
+    artifact = pending.artifact
+    job_id = new_job_id()
+    with deployment.database.write() as uow:
+        uow.jobs.add(
+            job_id=job_id,
+            kind=spec.kind,
+            spec=spec.model_dump(mode="json"),
+            total=1,
+            priority=options.priority,
+            idempotency_key=options.idempotency_key,
+            input_uri=artifact.uri,
+            input_sha256=artifact.sha256,
+            input_bytes=artifact.size,
+        )
+    return _announce(deployment, job_id, None)
+
+
+def check_model(deployment: Deployment, name: str, endpoint: Endpoint) -> str:
+    """Find the model here, see that it can do the work, and give the digest that the job pins."""
+    path = resolve(name, deployment.settings)
+    checkpoint = describe(path)
+    check_suits(checkpoint, name, endpoint)
+    return digest_checkpoint(path, deployment.settings)
+
+
+def check_suits(checkpoint: Checkpoint, name: str, endpoint: Endpoint) -> None:
+    """One clear error before any work, instead of one per item; raises ModelUnsupported, NoChatTemplate."""
+    if checkpoint.is_fake:
+        return
+    wanted = "embedder" if endpoint is Endpoint.EMBEDDINGS else "generator"
+    if checkpoint.kind != wanted:
+        raise ModelUnsupported(f"{name} is a {checkpoint.kind} ({checkpoint.model_type}); {endpoint} needs a {wanted}")
+    if endpoint in (Endpoint.CHAT, Endpoint.RERANK) and not checkpoint.has_chat_template:
+        hint = "--raw sends each prompt as it is to /v1/completions" if endpoint is Endpoint.CHAT else None
+        raise NoChatTemplate(f"{name} has no chat template", hint=hint)
+
+
+def build_spec(fields: Mapping[str, Any]) -> JobSpec:
+    """Check the spec; raises SpecError naming the field."""
+    try:
+        return parse_spec(dict(fields))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        raise SpecError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+
+def _find_existing(deployment: Deployment, options: SubmitOptions) -> Submission | None:
+    if options.idempotency_key is None:
+        return None
+    with deployment.database.read() as uow:
+        job = uow.jobs.by_idempotency_key(options.idempotency_key)
+    return None if job is None else Submission(job, None, existing=True)
+
+
+def _insert(deployment: Deployment, spec: JobSpec, report: IntakeReport, options: SubmitOptions) -> Submission:
+    assert not isinstance(spec, IndexSpec)
+    job_id = new_job_id()
+    try:
+        with deployment.database.write() as uow:
+            uow.jobs.add(
+                job_id=job_id,
+                kind=spec.kind,
+                spec=spec.model_dump(mode="json"),
+                total=report.items,
+                endpoint=spec.endpoint,
+                model=spec.model.name,
+                model_digest=spec.model.digest,
+                priority=options.priority,
+                idempotency_key=options.idempotency_key,
+                input_uri=report.artifact.uri,
+                input_sha256=report.artifact.sha256,
+                input_bytes=report.artifact.size,
+            )
+    except IntegrityError:
+        existing = _find_existing(deployment, options)
+        if existing is None:
+            raise
+        return existing
+    return _announce(deployment, job_id, report)
+
+
+def _announce(deployment: Deployment, job_id: str, report: IntakeReport | None) -> Submission:
+    deployment.doorbell.plan(job_id)
+    with deployment.database.read() as uow:
+        job = uow.jobs.get(job_id)
+    assert job is not None
+    return Submission(job, report)
