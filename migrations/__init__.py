@@ -1,0 +1,1 @@
+"""The schema's history: one file per revision, run through :mod:`pipeline.db.migrate`."""

@@ -1,0 +1,50 @@
+"""What every test stands on: a clean environment, and the fixtures of ``tests/fixtures``.
+
+``make verify`` sets ``PIPELINE_TEST_FULL=1``; tests that sample read the fixture ``full_counts`` and then do all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.fixtures.services"]
+
+_FULL = os.environ.get("PIPELINE_TEST_FULL") == "1"
+
+# Before anything imports MLX or a tokenizer: no g++ at first use, no hub, no warning about forks.
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def full_counts() -> bool:
+    """Whether to do all of what an ordinary run samples."""
+    return _FULL
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No setting of the developer's reaches a test, and no test reaches the developer's ``~/.pipeline``."""
+    for name in [name for name in os.environ if name.startswith("PIPELINE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(_home(tmp_path_factory)))
+
+
+def _home(factory: pytest.TempPathFactory) -> Path:
+    home = factory.getbasetemp() / "home"
+    home.mkdir(exist_ok=True)
+    return home
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder whose name is short enough for a Unix socket inside it (104 bytes on macOS)."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="p", dir="/tmp") as folder:
+        yield Path(folder)
