@@ -1,0 +1,1 @@
+"""A job's life: intake, planning, dispatch, leases, execution, finalizing, reconciling."""
