@@ -141,10 +141,10 @@ def _upgrade(url: str) -> str:
 
 
 def test_many_processes_upgrade_one_empty_database_at_the_same_time(empty_database_url: str) -> None:
-    with multiprocessing.get_context("spawn").Pool(6) as pool:
-        revisions = pool.map(_upgrade, [empty_database_url] * 6, chunksize=1)
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        revisions = pool.map(_upgrade, [empty_database_url] * 4, chunksize=1)
 
-    assert revisions == [migrate.head()] * 6
+    assert revisions == [migrate.head()] * 4
     assert migrate.find_differences(empty_database_url) == []
 
 

@@ -1,0 +1,36 @@
+# Everything runs in .venv, made with PYTHON (3.11 or newer). Re-running installs nothing unless versions changed.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+LOCKED := pyproject.toml requirements/lock.txt requirements/demo-models.txt bin/setup
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check verify lock clean
+
+help: ## say what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+.venv/.installed-core: $(LOCKED)
+	@sh bin/setup "$(PYTHON)" core
+
+.venv/.installed-dev: $(LOCKED)
+	@sh bin/setup "$(PYTHON)" dev
+
+demo: .venv/.installed-core ## run the main job on two small real models, with no server
+	@.venv/bin/pipeline demo
+
+test: .venv/.installed-dev ## run the tests; PYTEST_ARGS="-k word" for some of them
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: .venv/.installed-dev ## lint, format, types, import contracts, migrations, licences
+	@sh bin/check
+
+verify: .venv/.installed-dev ## the full counts; resumes where it was stopped, writes docs/verify-results.md
+	@$(PY) bin/verify.py
+
+lock: .venv/.installed-dev ## resolve requirements/lock.txt anew, for Linux and macOS
+	@$(PY) bin/lock.py
+
+clean: ## remove the environment, caches and what was built
+	rm -rf .venv .verify build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output

@@ -1,0 +1,107 @@
+"""Run the full counts, one named check after another; resume after a stop; keep docs/verify-results.md.
+
+A check that passed is not run again for the same commit (``.verify/`` holds the stamps). Changed files that are not
+committed make every stamp stale, since nobody could tell later what was verified.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STAMPS = ROOT / ".verify"
+RESULTS = ROOT / "docs" / "verify-results.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one check went; ``summary`` is the last line it printed."""
+
+    name: str
+    commit: str
+    passed: bool
+    seconds: float
+    summary: str
+
+
+def main() -> int:
+    commit = describe_commit()
+    STAMPS.mkdir(exist_ok=True)
+    results = []
+    for name, command in checks().items():
+        stamp = STAMPS / f"{name}.json"
+        result = read_stamp(stamp)
+        if result is None or not result.passed or result.commit != commit or commit.endswith("+changes"):
+            print(f"== {name}: {' '.join(command)}", flush=True)
+            result = run(name, commit, command)
+            stamp.write_text(json.dumps(asdict(result)), encoding="utf-8")
+        else:
+            print(f"== {name}: passed before at {commit}")
+        results.append(result)
+        write_table(results)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def checks() -> dict[str, list[str]]:
+    """Name to command: the static checks, then each folder of tests."""
+    pytest = [sys.executable, "-m", "pytest", "-q"]
+    folders = [path for path in sorted((ROOT / "tests").iterdir()) if any(path.glob("test_*.py"))]
+    tests = {f"tests-{path.name}": [*pytest, str(path.relative_to(ROOT))] for path in folders}
+    return {"check": ["sh", "bin/check"], **tests}
+
+
+def describe_commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ".", ":!docs/verify-results.md")
+    # Committing the table itself must not make it stale.
+    newest = git("log", "-1", "--format=%h", "--", ".", ":!docs/verify-results.md")
+    return newest + ("+changes" if changed else "")
+
+
+def read_stamp(path: Path) -> Result | None:
+    try:
+        return Result(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def run(name: str, commit: str, command: list[str]) -> Result:
+    started = time.monotonic()
+    environment = {**os.environ, "PIPELINE_TEST_FULL": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    summary = ""
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        summary = line.strip(" =\n") or summary
+    return Result(name, commit, process.wait() == 0, round(time.monotonic() - started, 1), summary)
+
+
+def write_table(results: list[Result]) -> None:
+    lines = [
+        "# Results of `make verify`",
+        "",
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.",
+        "Each line names the commit that was checked.",
+        "",
+        "| check | commit | result | seconds | last line |",
+        "|---|---|---|---|---|",
+    ]
+    for result in results:
+        verdict = "passed" if result.passed else "FAILED"
+        lines.append(f"| {result.name} | {result.commit} | {verdict} | {result.seconds:.0f} | {result.summary} |")
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
