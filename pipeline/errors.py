@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
 class PipelineError(Exception):
     """Something went wrong in the pipeline."""
 
-    code: ClassVar[str] = "pipeline_error"
+    code: str = "pipeline_error"
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
     def __init__(self, message: str | None = None, *, hint: str | None = None, place: str | None = None) -> None:
@@ -196,6 +196,18 @@ class NoChatTemplate(JobError):
     """The model has no chat template."""
 
     code = "no_chat_template"
+
+
+class VectorsInvalid(JobError):
+    """The vectors are not what the index asks for."""
+
+    code = "vectors_invalid"
+
+
+class IndexUnsound(JobError):
+    """The index is not what its manifest says."""
+
+    code = "index_unsound"
 
 
 # --- what ends one item ----------------------------------------------------------------------------------------------
