@@ -81,13 +81,17 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """Sums over one run. ``busy`` are (start, end) pairs of engine calls, seconds of CLOCK_MONOTONIC."""
+    """Sums over one run. ``busy`` are (start, end) pairs of engine calls, seconds of CLOCK_MONOTONIC.
+
+    ``counters`` count events (truncations, fallbacks), ``measures`` are seconds (percentiles of the run).
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
     busy: tuple[tuple[float, float], ...] = ()
     peak_rss_bytes: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
     cancelled: bool = False
 
 

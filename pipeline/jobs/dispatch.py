@@ -93,7 +93,7 @@ class Doorbell:
 
     def check(self) -> None:
         """Reach the broker once; raises BrokerUnavailable. For ``doctor``."""
-        from kombu import Connection
+        from kombu.connection import Connection
         from kombu.exceptions import OperationalError
 
         from pipeline.config import mask_secrets

@@ -114,7 +114,7 @@ class ArtifactStore:
             with _mapped(self.url):
                 raw = temporary.open("wb", buffering=CHUNK_BYTES)
             with raw:
-                pending = _Pending(HashingWriter(cast(BinaryIO, raw)), Artifact("", "", 0))
+                pending = _Pending(HashingWriter(raw), Artifact("", "", 0))
                 yield pending
                 with _mapped(self.url):
                     raw.flush()

@@ -1,0 +1,133 @@
+"""Cutting a job's items into shards, once: by token budget, in order, a function of the file and the spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from pipeline.checkpoints.describe import describe
+from pipeline.checkpoints.digest import digest as digest_checkpoint
+from pipeline.checkpoints.resolve import resolve
+from pipeline.checkpoints.tokens import TokenCounter
+from pipeline.db.states import JobStatus, Outcome
+from pipeline.db.values import JobLease, JobView, ShardCut
+from pipeline.errors import Conflict, JobError, LeaseLost, ModelChanged, TransientError
+from pipeline.formats.items import Item, iter_with_offsets
+from pipeline.formats.texts import output_allowance, prompt_texts
+from pipeline.jobs.cancel import end_early
+from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.leases import Ticker
+from pipeline.specs import IndexSpec, JobSpec, parse_spec
+
+#: Items whose texts are counted in one call of the tokenizer.
+COUNT_ITEMS = 512
+
+
+class CountsTokens(Protocol):
+    """Anything that counts the tokens of texts."""
+
+    def count(self, texts: list[str]) -> list[int]: ...
+
+
+class WordCounter:
+    """Counts words, for jobs without a tokenizer (index builds, the fake engine)."""
+
+    def count(self, texts: list[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+
+def plan(deployment: Deployment, job_id: str, *, owner: str, lease: JobLease | None = None) -> bool:
+    """Plan a job that waits for it; False when another process does, or did.
+
+    A job that cannot be done (model absent, changed or unfit) ends here, before any work, with one clear error.
+    """
+    with deployment.database.write() as uow:
+        lease = lease or uow.jobs.lease(job_id, JobStatus.VALIDATING, owner)
+        job = uow.jobs.get(job_id)
+    if lease is None or job is None:
+        return False
+    spec = parse_spec(job.spec)
+    try:
+        counter = _counter(deployment, spec, job)
+        ticker = Ticker(deployment, lease)
+        cuts = list(cut_shards(_lines(deployment, job), counter, spec, each_batch=ticker.tick))
+        with deployment.database.write() as uow:
+            uow.jobs.plan(lease, cuts)
+    except JobError as error:
+        _fail(deployment, job_id, error)
+        return False
+    except LeaseLost:
+        return False
+    except TransientError:
+        with deployment.database.write() as uow:
+            uow.jobs.release(lease)
+        raise
+    deployment.doorbell.run(job.kind)
+    return True
+
+
+def cut_shards(
+    lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec, *, each_batch: Callable[[], None] = lambda: None
+) -> Iterator[ShardCut]:
+    """Cut the item file: a shard ends before the item that would take it over its token or item budget.
+
+    An item larger than the budget is a shard of its own. Memory is bounded by ``COUNT_ITEMS`` items.
+    """
+    if isinstance(spec, IndexSpec):
+        token_budget, item_budget = 1, 1
+    else:
+        token_budget, item_budget = spec.shard_tokens, spec.shard_items
+    ordinal = first_item = item_count = tokens = start = end = 0
+    for item_start, item_end, item_tokens in _weighed(lines, counter, spec, each_batch):
+        if item_count and (item_count >= item_budget or tokens + item_tokens > token_budget):
+            yield ShardCut(ordinal, start, end, first_item, item_count, tokens)
+            ordinal, first_item, item_count, tokens, start = ordinal + 1, first_item + item_count, 0, 0, item_start
+        item_count, tokens, end = item_count + 1, tokens + item_tokens, item_end
+    if item_count:
+        yield ShardCut(ordinal, start, end, first_item, item_count, tokens)
+
+
+def _weighed(
+    lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec, each_batch: Callable[[], None]
+) -> Iterator[tuple[int, int, int]]:
+    """(start byte, end byte, tokens) of each item; tokens are those of its texts plus those it may answer with."""
+    items = iter_with_offsets(lines)
+    while batch := list(islice(items, COUNT_ITEMS)):
+        each_batch()
+        texts = [_texts(item) for _, _, item in batch]
+        counts = iter(counter.count([text for group in texts for text in group]))
+        for (start, end, item), group in zip(batch, texts, strict=True):
+            prompt = sum(islice(counts, len(group)))
+            yield start, end, max(1, prompt + (output_allowance(item.body, spec) if item.body is not None else 0))
+
+
+def _texts(item: Item) -> list[str]:
+    return [] if item.body is None else prompt_texts(item.body)
+
+
+def _lines(deployment: Deployment, job: JobView) -> Iterator[bytes]:
+    assert job.input_uri is not None
+    with deployment.store.open(job.input_uri) as stream:
+        yield from stream
+
+
+def _counter(deployment: Deployment, spec: JobSpec, job: JobView) -> CountsTokens:
+    """The model's own tokenizer, after a look that the model here is the one the job pinned."""
+    if isinstance(spec, IndexSpec):
+        return WordCounter()
+    path = resolve(spec.model.name, deployment.settings)
+    found = digest_checkpoint(path, deployment.settings)
+    if job.model_digest is not None and found != job.model_digest:
+        raise ModelChanged(
+            f"{spec.model.name} has the digest {found[:12]} here, the job pinned {job.model_digest[:12]}",
+            hint="submit the job again to use the model as it is now",
+        )
+    return WordCounter() if describe(path).is_fake else TokenCounter(path)
+
+
+def _fail(deployment: Deployment, job_id: str, error: JobError) -> None:
+    try:
+        end_early(deployment, job_id, Outcome.FAILED, code=error.code, message=str(error))
+    except Conflict:
+        return

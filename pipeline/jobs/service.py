@@ -1,0 +1,225 @@
+"""A worker's work, whoever calls: a doorbell's task, an idle look, reconcile. Knows slots and leases, no Celery.
+
+A slot is one engine host. Who finds no free slot goes away: a slot that becomes free looks in the database itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+from pipeline.checkpoints.digest import digest as digest_checkpoint
+from pipeline.checkpoints.resolve import resolve
+from pipeline.db.repository.base import utc_now
+from pipeline.db.repository.jobs import STARVATION_BOUND
+from pipeline.db.values import Candidate, JobLease, ShardLease
+from pipeline.errors import JobError, PipelineError, TransientError
+from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.dispatch import CONTROL_QUEUE
+from pipeline.jobs.execution import ShardExecution
+from pipeline.jobs.finalize import finalize
+from pipeline.jobs.planner import plan
+from pipeline.jobs.reconcile import Reconciler
+from pipeline.ports import EngineHost
+
+log = logging.getLogger(__name__)
+
+#: Threads for planning and finalizing, beside the slots.
+CONTROL_THREADS = 2
+
+
+class WorkerService:
+    """What one worker process does with the database; thread-safe."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        hosts: Sequence[EngineHost],
+        *,
+        worker_id: str,
+        queues: Sequence[str],
+        device: str,
+        memory_bytes: int,
+    ) -> None:
+        self._deployment = deployment
+        self._hosts = tuple(hosts)
+        self._free: SimpleQueue[EngineHost] = SimpleQueue()
+        for host in hosts:
+            self._free.put(host)
+        self.worker_id = worker_id
+        self._kinds = tuple(queue for queue in queues if queue != CONTROL_QUEUE)
+        self._serves_control = CONTROL_QUEUE in queues
+        self._drain = threading.Event()
+        self._wake = threading.Event()
+        self._running: set[ShardExecution] = set()
+        self._lock = threading.Lock()
+        self._control_pool = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control")
+        self._control_jobs: dict[tuple[str, str], Future[None]] = {}
+        self._held: dict[tuple[str, str], bool] = {}
+        self._reconciler = Reconciler(deployment, worker_id, self.control)
+        with deployment.database.write() as uow:
+            uow.workers.add(
+                worker_id=worker_id,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                queues=queues,
+                slots=len(self._hosts),
+                device=device,
+                memory=memory_bytes,
+            )
+
+    # --- slots ---
+
+    def serve(self, queue: str | None = None) -> int:
+        """With a free slot, claim and run shards until none is left; how many attempts were made.
+
+        ``queue`` narrows the first look only: a slot that is awake serves all it can.
+        """
+        if self._drain.is_set() or (queue is not None and queue not in self._kinds):
+            return 0
+        try:
+            host = self._free.get_nowait()
+        except Empty:
+            return 0
+        attempts = 0
+        try:
+            while not self._drain.is_set():
+                lease = self._claim(host)
+                if lease is None:
+                    return attempts
+                attempts += 1
+                self._execute(lease, host)
+            return attempts
+        finally:
+            self._free.put(host)
+
+    def serve_safely(self, queue: str | None = None) -> int:
+        """:meth:`serve`, with trouble logged instead of raised: the next look comes anyway."""
+        try:
+            return self.serve(queue)
+        except PipelineError as error:
+            log.warning("serve_failed", extra={"queue": queue, "reason": str(error)})
+            return 0
+
+    def look(self) -> None:
+        """Serve for as long as the process lives: one idle look every ``poll_s``, or when there is news."""
+        while not self._drain.is_set():
+            self._wake.wait(self._deployment.settings.poll_s)
+            self._wake.clear()
+            self.serve_safely()
+
+    def _execute(self, lease: ShardLease, host: EngineHost) -> None:
+        execution = ShardExecution(self._deployment, lease, host, self._drain)
+        with self._lock:
+            self._running.add(execution)
+        try:
+            execution.run()
+        finally:
+            with self._lock:
+                self._running.discard(execution)
+
+    def _claim(self, host: EngineHost) -> ShardLease | None:
+        """The best shard this host can serve: starved first, then priority, then a model already loaded, then age."""
+        now = utc_now()
+        with self._deployment.database.read() as uow:
+            candidates = [one for one in uow.jobs.candidates(self._kinds, now) if self._holds(one)]
+        loaded = host.loaded
+
+        def order(one: Candidate) -> tuple[bool, int, bool, float, str]:
+            is_warm = loaded is not None and loaded.kind == one.kind and loaded.model_digest == one.model_digest
+            starved = one.passed_over >= STARVATION_BOUND
+            return not starved, -one.priority, not is_warm, one.created_at.timestamp(), one.job_id
+
+        for chosen in sorted(candidates, key=order):
+            with self._deployment.database.write() as uow:
+                lease = uow.shards.claim(chosen.job_id, self.worker_id, now)
+            if lease is not None:
+                older = {one.job_id for one in candidates if one.created_at < chosen.created_at}
+                if older or chosen.passed_over:
+                    with self._deployment.database.write() as uow:
+                        uow.jobs.count_claim(chosen.job_id, older)
+                return lease
+        return None
+
+    def _holds(self, candidate: Candidate) -> bool:
+        """Whether the model that the job pinned is on this host. Jobs that pin none are taken by name."""
+        if candidate.model is None:
+            return True
+        key = (candidate.model, candidate.model_digest or "")
+        if not self._held.get(key):
+            self._held[key] = self._look_for(candidate.model, candidate.model_digest)
+        return self._held[key]
+
+    def _look_for(self, name: str, digest: str | None) -> bool:
+        settings = self._deployment.settings
+        try:
+            return digest in (None, digest_checkpoint(resolve(name, settings, download=False), settings))
+        except JobError:
+            return False
+
+    # --- control ---
+
+    def plan(self, job_id: str) -> None:
+        self._run_control("plan", job_id, None)
+
+    def finalize(self, job_id: str) -> None:
+        self._run_control("finalize", job_id, None)
+
+    def control(self, work: str, job_id: str, lease: JobLease | None) -> None:
+        """Have a job planned or finalized on a control thread; nothing when that is under way here."""
+        if not self._serves_control and lease is None:
+            return
+        key = (work, job_id)
+        running = self._control_jobs.get(key)
+        if running is None or running.done():
+            self._control_jobs = {key: job for key, job in self._control_jobs.items() if not job.done()}
+            self._control_jobs[key] = self._control_pool.submit(self._run_control, work, job_id, lease)
+
+    def _run_control(self, work: str, job_id: str, lease: JobLease | None) -> None:
+        try:
+            if work == "plan":
+                if plan(self._deployment, job_id, owner=self.worker_id, lease=lease):
+                    self._wake.set()
+            else:
+                finalize(self._deployment, job_id, owner=self.worker_id, lease=lease)
+        except PipelineError as error:
+            log.warning("control_failed", extra={"work": work, "job": job_id, "reason": str(error)})
+
+    # --- keeping alive ---
+
+    def tick(self) -> None:
+        """Beat and reconcile; the database being away is logged, and tried again at the next tick."""
+        try:
+            loaded = {host.loaded.model_digest for host in self._hosts if host.loaded is not None}
+            with self._deployment.database.write() as uow:
+                uow.workers.beat(self.worker_id, [digest for digest in loaded if digest])
+            self._reconciler.tick()
+        except TransientError as error:
+            log.warning("tick_failed", extra={"reason": str(error)})
+
+    def drain(self) -> None:
+        """Take no more shards; those running stop soon, keep what is finished and give their leases back."""
+        self._drain.set()
+        self._wake.set()
+        with self._lock:
+            running = tuple(self._running)
+        for execution in running:
+            execution.stop()
+
+    def close(self) -> None:
+        """End the children and say goodbye."""
+        self.drain()
+        self._control_pool.shutdown(wait=True)
+        for host in self._hosts:
+            host.close()
+        try:
+            self._reconciler.release()
+            with self._deployment.database.write() as uow:
+                uow.workers.set_status(self.worker_id, "stopped")
+        except TransientError as error:
+            log.warning("goodbye_not_said", extra={"reason": str(error)})
