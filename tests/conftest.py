@@ -9,9 +9,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.fixtures.services"]
+
+# Tests assert behaviour, never seconds.
+hypothesis.settings.register_profile("pipeline", deadline=None)
+hypothesis.settings.load_profile("pipeline")
 
 _FULL = os.environ.get("PIPELINE_TEST_FULL") == "1"
 

@@ -6,7 +6,11 @@ import codecs
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol
+
+
+class _ReadsLines(Protocol):
+    def readline(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,7 @@ class LineReader:
     """
 
     def __init__(self, source: BinaryIO, *, max_line_bytes: int) -> None:
-        # An unbuffered file reads lines byte by byte.
-        self._source = cast(BinaryIO, io.BufferedReader(source)) if isinstance(source, io.RawIOBase) else source
+        self._source = source
         self._max_line_bytes = max_line_bytes
         self.number = 0
         self.blank_lines = 0
@@ -41,7 +44,17 @@ class LineReader:
         self.is_cut = False
 
     def __iter__(self) -> Iterator[tuple[int, bytes | OverlongLine]]:
-        readline = self._source.readline
+        if not isinstance(self._source, io.RawIOBase):
+            yield from self._split(self._source)
+            return
+        buffered = io.BufferedReader(self._source)  # an unbuffered file reads lines byte by byte
+        try:
+            yield from self._split(buffered)
+        finally:
+            buffered.detach()  # or the caller's file would be closed with ours
+
+    def _split(self, source: _ReadsLines) -> Iterator[tuple[int, bytes | OverlongLine]]:
+        readline = source.readline
         limit = self._max_line_bytes
         longest = limit + len(b"\r\n")
         first_longest = longest + len(codecs.BOM_UTF8)
@@ -59,7 +72,7 @@ class LineReader:
                 self.is_cut = True
                 line = data
             else:
-                yield self.number, OverlongLine(len(data) + self._skip_rest())
+                yield self.number, OverlongLine(len(data) + _skip_rest(source))
                 continue
             if len(line) > limit:
                 yield self.number, OverlongLine(len(line))
@@ -68,11 +81,12 @@ class LineReader:
             else:
                 yield self.number, line
 
-    def _skip_rest(self) -> int:
-        """Read up to the end of an overlong line; returns its bytes without the newline."""
-        skipped = 0
-        while data := self._source.readline(1 << 20):
-            skipped += len(data)
-            if data.endswith(b"\n"):
-                return skipped - 1
-        return skipped
+
+def _skip_rest(source: _ReadsLines) -> int:
+    """Read up to the end of an overlong line; returns its bytes without the newline."""
+    skipped = 0
+    while data := source.readline(1 << 20):
+        skipped += len(data)
+        if data.endswith(b"\n"):
+            return skipped - 1
+    return skipped

@@ -21,13 +21,10 @@ def looks_like_batch(line: JsonObject) -> bool:
 def read_batch_request(line: JsonObject) -> Request:
     """Check an envelope and its body; raises :class:`LineRefused`."""
     if line.keys() != _KEYS:
-        for key in line.keys() - _KEYS:
-            raise unknown_parameter(key, _KEYS, hint="; parameters of the request belong into body")
-        missing = min(_KEYS - line.keys())
-        raise LineRefused("missing_field", f"{missing} is missing", missing)
+        raise _wrong_keys(line)
     custom_id = check_custom_id(line["custom_id"])
-    if line["method"] != "POST":
-        raise LineRefused("invalid_value", f"method must be POST, not {show_value(line['method'])}", "method")
+    if (method := line["method"]) != "POST":
+        raise LineRefused("invalid_value", f"method must be POST, not {show_value(method)}", "method")
     url = line["url"]
     endpoint = _ENDPOINTS.get(url) if type(url) is str else None
     if endpoint is None:
@@ -37,3 +34,11 @@ def read_batch_request(line: JsonObject) -> Request:
     if type(body) is not dict:
         raise LineRefused("invalid_type", f"body must be an object, not {show_value(body)}", "body")
     return Request(custom_id, endpoint, check_model(body.get("model")), normalise_body(endpoint, body))
+
+
+def _wrong_keys(line: JsonObject) -> LineRefused:
+    for key in line:
+        if key not in _KEYS:
+            return unknown_parameter(key, _KEYS, hint="; parameters of the request belong in body")
+    missing = next(key for key in ("custom_id", "method", "url", "body") if key not in line)
+    return LineRefused("missing_field", f"{missing} is missing", missing)
