@@ -41,7 +41,7 @@ EXIT_S, REAP_S = 2.0, 10.0
 
 Frame = tuple[JsonObject, bytes]
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class StreamEnd(Exception):
@@ -150,7 +150,7 @@ class ChildProcess:
             self._killed = True
             self._kill_group()
         if not self._is_gone(REAP_S):  # stuck in the kernel; it ends when the driver lets go
-            logger.error("child_survives_kill pid=%d", self.pid)
+            log.error("child_survives_kill", extra={"pid": self.pid})
 
     def end(self, grace_s: float = 0.0) -> None:
         """Ask it to shut down, kill it after ``grace_s``, and let go of everything. Unread frames are dropped."""
@@ -207,7 +207,7 @@ class ChildProcess:
             while raw := stderr.readline(LINE_BYTES):
                 line = raw.decode("utf-8", "replace").rstrip()
                 self._last_lines.append(line)
-                logger.info("child_stderr pid=%d %s", self.pid, line)
+                log.info("child_stderr", extra={"pid": self.pid, "line": line})
 
 
 class _CountingReader(io.BufferedReader):

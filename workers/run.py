@@ -17,7 +17,7 @@ from workers.verdicts import MALFORMED, failure, kill_confused, kill_stalled
 class ChildRun:
     """One shard in flight in a child; implements :class:`pipeline.ports.EngineRun`.
 
-    ``cancel`` is safe from any thread. Iterating ``events`` anew goes on where the last iteration stopped.
+    ``cancel`` is safe from any thread. Leaving ``events`` early cancels; iterating anew yields what comes until the end.
     """
 
     def __init__(
@@ -73,9 +73,12 @@ class ChildRun:
             JobError: the child says that no retry can mend it.
             TransientError: the child says that a retry may.
         """
-        while (event := self._next_event()) is not None:
-            self._progress_at = time.monotonic()
-            yield event
+        try:
+            while (event := self._next_event()) is not None:
+                self._progress_at = time.monotonic()
+                yield event
+        finally:
+            self.cancel()  # who stops reading early wants no more of it
 
     def _next_event(self) -> EngineEvent | None:
         # Only time spent waiting here counts as silence: a child that waits for a slow parent is not to blame.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from pipeline.config import Settings
-from pipeline.errors import ChildDied, PipelineError
+from pipeline.errors import ChildDied, PipelineError, TransientError
 from pipeline.formats.messages import WireError, load_message, parse_event, parse_loaded, run_message
 from pipeline.ports import EngineInfo, EngineRequest, JsonObject, Progress, WorkItem
 from workers.blas import blas_environment
@@ -32,7 +32,7 @@ SHUTDOWN_GRACE_S = 5.0
 #: Seconds to wait for the answer of an idle child to ``stats``.
 STATS_TIMEOUT_S = 5.0
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -81,7 +81,7 @@ class Supervisor:
         Raises:
             ChildDied: the child ended while it started or loaded; :class:`ChildStalled` if it had to be killed.
             JobError: the child says that no retry can mend it.
-            TransientError: the child says that a retry may.
+            TransientError: the child says that a retry may, or was ended by ``close``.
         """
         self._settle()
         if self._info is not None and self.loaded == request:
@@ -92,7 +92,7 @@ class Supervisor:
             self._child = child
         try:
             hello = self._await(child, "hello", "starting")
-            logger.info("child_started pid=%d %s", child.pid, hello)
+            log.info("child_started", extra={"pid": child.pid, "versions": hello.get("versions")})
             child.send(load_message(request))
             loaded = self._await(child, "loaded", "loading the model")
             try:
@@ -106,11 +106,15 @@ class Supervisor:
         return info
 
     def run(self, items: Sequence[WorkItem], options: JsonObject, *, done: frozenset[int]) -> ChildRun:
-        """Feed a whole shard, of which ``done`` is answered already; read ``events`` of what comes back."""
+        """Feed a whole shard, of which ``done`` is answered already; read ``events`` of what comes back.
+
+        Raises:
+            TransientError: there is no loaded child.
+        """
         self._settle()
         child = self._child
         if child is None or self._request is None:
-            raise ChildDied("the engine's process ended before it was given work")
+            raise TransientError("no engine is loaded: none was prepared, or it ended before it was given work")
         child.send(run_message(items, options, done))
         self._run = ChildRun(
             child,
@@ -154,7 +158,7 @@ class Supervisor:
                 for _ in self._run.events():
                     pass
             except PipelineError as error:
-                logger.warning("abandoned_run_failed %s", error)
+                log.warning("abandoned_run_failed", extra={"reason": str(error)})
         self._run = None
         child = self._child
         if child is not None and not child.is_alive:
@@ -166,7 +170,7 @@ class Supervisor:
     def _lose(self, error: ChildDied) -> None:
         """Count a death, and let go of what is left."""
         self._deaths += 1
-        logger.warning("child_lost code=%s %s", error.code, error)
+        log.warning("child_lost", extra={"code": error.code, "reason": str(error)})
         self.close()
 
     def _await(self, child: ChildProcess, kind: str, phase: str) -> JsonObject:
@@ -178,9 +182,9 @@ class Supervisor:
             try:
                 frame = child.receive(limit_s)
             except StreamEnd:
-                error = child.death(phase)
-                if not child.is_ended_on_purpose:
-                    self._lose(error)
+                if child.is_ended_on_purpose:
+                    raise TransientError(f"the worker ended its engine while {phase}") from None
+                self._lose(error := child.death(phase))
                 raise error from None
             if frame is None:
                 continue

