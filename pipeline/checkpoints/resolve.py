@@ -1,0 +1,69 @@
+"""From the name a user wrote to a folder on this host. Knows nothing of what is in the folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.config import Settings
+from pipeline.errors import ModelNotFound
+
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+
+#: What a hub download takes: weights as safetensors, and the small files that say what they are.
+_HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+
+
+def resolve(name: str, settings: Settings, *, download: bool = True) -> Path:
+    """The folder of a model, absolute.
+
+    Tried in this order: a name under ``models`` in the settings, a folder, a subfolder of ``<home>/models``, the
+    local hub cache, and (with ``download``) the hub itself.
+
+    Raises:
+        ModelNotFound: nothing answers to the name; the hint says what was tried.
+    """
+    if name in settings.models:
+        folder = Path(settings.models[name]).expanduser().absolute()
+        if folder.is_dir():
+            return folder
+        raise ModelNotFound(
+            f"the model {name!r} should be in {folder}, which is no folder", hint="see `models` in the settings"
+        )
+    tried = ["`models` in the settings"]
+
+    folder = Path(name).expanduser().absolute()
+    if folder.is_dir():
+        return folder
+    tried.append(f"the folder {folder}")
+
+    folder = settings.models_path / name
+    if not Path(name).is_absolute() and ".." not in Path(name).parts:
+        if folder.is_dir():
+            return folder
+        tried.append(f"the folder {folder}")
+
+    if _HUB_NAME.match(name):
+        for local_only in (True, False) if download else (True,):
+            found, reason = _from_hub(name, local_only=local_only)
+            if found is not None:
+                return found
+            tried.append(f"the {'local hub cache' if local_only else 'hub'} ({reason})")
+    raise ModelNotFound(f"no model {name!r} on this host", hint=f"tried {'; '.join(tried)}")
+
+
+def _from_hub(name: str, *, local_only: bool) -> tuple[Path | None, str]:
+    """(folder, "") or (None, reason). The import is slow, so it waits until a hub name is asked for."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return None, "huggingface_hub is not installed"
+    try:
+        folder = snapshot_download(name, local_files_only=local_only, allow_patterns=_HUB_PATTERNS)
+    except Exception as error:  # noqa: BLE001 - the library raises its own, httpx's and OSError
+        return None, "not there" if local_only else f"{type(error).__name__}: {_first_line(error)}"
+    return Path(folder), ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

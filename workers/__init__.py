@@ -1,0 +1,1 @@
+"""The worker's process and the side that runs models."""
