@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
@@ -37,10 +37,11 @@ class Artifact:
 
 
 class HashingWriter(io.RawIOBase):
-    """A binary stream that counts and hashes what passes through it."""
+    """A binary stream that counts and hashes what passes through it; raises StoreFull, StoreUnavailable."""
 
-    def __init__(self, target: BinaryIO) -> None:
+    def __init__(self, target: BinaryIO, url: str) -> None:
         self._target = target
+        self._url = url
         self._digest = hashlib.sha256()
         self.size = 0
 
@@ -48,7 +49,8 @@ class HashingWriter(io.RawIOBase):
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        self._target.write(data)
+        with _mapped(self._url):
+            self._target.write(data)
         self._digest.update(data)
         self.size += len(data)
         return len(data)
@@ -113,12 +115,16 @@ class ArtifactStore:
         try:
             with _mapped(self.url):
                 raw = temporary.open("wb", buffering=CHUNK_BYTES)
-            with raw:
-                pending = _Pending(HashingWriter(raw), Artifact("", "", 0))
+            try:
+                pending = _Pending(HashingWriter(raw, self.url), Artifact("", "", 0))
                 yield pending
                 with _mapped(self.url):
                     raw.flush()
                     os.fsync(raw.fileno())
+            finally:
+                # On a full disk closing flushes, and fails, once more; what counts was raised above.
+                with suppress(OSError):
+                    raw.close()
             uri = name if isinstance(name, str) else name(pending.stream.sha256)
             target = self._root / uri
             with _mapped(self.url):
@@ -133,7 +139,7 @@ class ArtifactStore:
         import tempfile
 
         with tempfile.TemporaryFile() as raw:
-            pending = _Pending(HashingWriter(cast(BinaryIO, raw)), Artifact("", "", 0))
+            pending = _Pending(HashingWriter(cast(BinaryIO, raw), self.url), Artifact("", "", 0))
             yield pending
             raw.seek(0)
             uri = name if isinstance(name, str) else name(pending.stream.sha256)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-_SAFE = re.compile(r"^[A-Za-z0-9_-]+$")
+_SAFE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _safe(part: str | int) -> str:
     text = str(part)
-    if not _SAFE.match(text):
+    if not _SAFE.fullmatch(text):
         raise ValueError(f"not a path segment of ours: {text!r}")
     return text
 
