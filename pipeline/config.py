@@ -80,7 +80,7 @@ class Settings(BaseModel):
 
     @property
     def resolved_broker_url(self) -> str:
-        return self.broker_url or "filesystem://"
+        return self.broker_url or "filesystem://localhost/"  # kombu warns about a URL without a host
 
     @property
     def resolved_store_url(self) -> str:

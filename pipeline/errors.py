@@ -86,6 +86,12 @@ class Conflict(PipelineError):
     exit_code = ExitCode.CONFLICT
 
 
+class AlreadyExists(Conflict):
+    """A row with this key exists already."""
+
+    code = "already_exists"
+
+
 class SchemaOutdated(PipelineError):
     """The database schema is not the one this version needs."""
 

@@ -82,9 +82,10 @@ def inspect(settings: Settings) -> None:
 @click.option("--dtype", default="float16", show_default=True)
 def convert_gguf_command(source: Path, target: Path, dtype: str) -> None:
     """Turn a GGUF file of the llama family into a checkpoint folder."""
-    from workers.engines.gguf import convert_gguf
+    import subprocess
 
-    convert_gguf(source, target, dtype=dtype)
+    command = [sys.executable, "-m", "workers.engines.gguf", str(source), str(target), "--dtype", dtype]
+    sys.exit(subprocess.run(command, check=False).returncode)
 
 
 def run() -> int:

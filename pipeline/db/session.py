@@ -23,7 +23,7 @@ from pipeline.db.repository.parts import PartRepository
 from pipeline.db.repository.shards import ShardRepository
 from pipeline.db.repository.vectors import VectorRepository
 from pipeline.db.repository.workers import WorkerRepository
-from pipeline.errors import ConfigError, DatabaseUnavailable
+from pipeline.errors import AlreadyExists, ConfigError, DatabaseUnavailable
 
 #: How long a SQLite connection waits for another process's short transaction, in milliseconds.
 BUSY_TIMEOUT_MS = 60_000
@@ -100,7 +100,9 @@ def _mapped(url: str) -> Iterator[None]:
     """Turn the driver's errors into ours; what a query got wrong itself stays what it is."""
     try:
         yield
-    except IntegrityError:
+    except IntegrityError as error:
+        if "UNIQUE" in str(error.orig).upper():
+            raise AlreadyExists(str(error.orig)) from error
         raise
     except DBAPIError as error:
         if error.connection_invalidated or type(error).__name__ in ("OperationalError", "InterfaceError"):

@@ -6,12 +6,11 @@ import json
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy.exc import IntegrityError
 
 from pipeline.config import Settings
 from pipeline.db import migrate
 from pipeline.db.session import Database
-from pipeline.errors import ArtifactMissing, ConfigError
+from pipeline.errors import AlreadyExists, ArtifactMissing, ConfigError
 from pipeline.jobs.dispatch import Doorbell
 from pipeline.store import layout
 from pipeline.store.artifacts import ArtifactStore
@@ -65,7 +64,7 @@ def _check_identity(database: Database, store: ArtifactStore) -> None:
         try:
             with database.write() as uow:
                 uow.workers.set_store_uuid(known)
-        except IntegrityError:
+        except AlreadyExists:
             with database.read() as uow:
                 known = uow.workers.store_uuid()
         if found is None:

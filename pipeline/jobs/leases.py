@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 
-from sqlalchemy.exc import IntegrityError
 
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, NamedLease, ShardLease
-from pipeline.errors import LeaseLost, TransientError
+from pipeline.errors import AlreadyExists, LeaseLost, TransientError
 from pipeline.jobs.deployment import Deployment
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class NamedHolder:
             try:
                 with self._database.write() as uow:
                     uow.workers.make_lease(self._name)
-            except IntegrityError:
+            except AlreadyExists:
                 pass
             return False
         if seen.owner is not None and not self._observer.is_stale(self._name, (seen.token, seen.renewals)):

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
-from sqlalchemy.exc import IntegrityError
 
 from pipeline.checkpoints.describe import Checkpoint, describe
 from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView
-from pipeline.errors import Conflict, InputInvalid, ModelUnsupported, NoChatTemplate, NotFound, SpecError
+from pipeline.errors import AlreadyExists, Conflict, InputInvalid, ModelUnsupported, NoChatTemplate, NotFound, SpecError
 from pipeline.formats.items import Item, dump_item
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport, intake
@@ -179,7 +178,7 @@ def _insert(deployment: Deployment, spec: JobSpec, report: IntakeReport, options
                 input_sha256=report.artifact.sha256,
                 input_bytes=report.artifact.size,
             )
-    except IntegrityError:
+    except AlreadyExists:
         existing = _find_existing(deployment, options)
         if existing is None:
             raise

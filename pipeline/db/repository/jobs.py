@@ -76,7 +76,7 @@ class JobRepository(Repository):
         input_sha256: str | None = None,
         input_bytes: int = 0,
     ) -> None:
-        """Insert a job in ``validating``; raises IntegrityError when the idempotency key is taken."""
+        """Insert a job in ``validating``; raises AlreadyExists when the idempotency key is taken."""
         self._session.add(
             Job(
                 id=job_id,

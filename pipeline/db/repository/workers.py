@@ -93,7 +93,7 @@ class WorkerRepository(Repository):
         return None if row is None else NamedLease(row.name, row.owner, row.token, row.renewals)
 
     def make_lease(self, name: str) -> None:
-        """Insert a free lease; raises IntegrityError when another process just did."""
+        """Insert a free lease; raises AlreadyExists when another process just did."""
         self._session.add(Lease(name=name))
         self._session.flush()
 
@@ -131,6 +131,6 @@ class WorkerRepository(Repository):
         return self._session.scalar(select(StoreIdentity.store_uuid))
 
     def set_store_uuid(self, store_uuid: str) -> None:
-        """Insert the one row; raises IntegrityError when another process just did."""
+        """Insert the one row; raises AlreadyExists when another process just did."""
         self._session.add(StoreIdentity(id=1, store_uuid=store_uuid))
         self._session.flush()
