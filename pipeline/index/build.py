@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from pipeline.errors import IndexUnsound, VectorsInvalid
 from pipeline.index.manifest import BuildRequest, BuildResult, IdSet, Manifest, VectorSource
 from pipeline.index.recall import measure_recall
 from pipeline.index.scores import Ids, Vectors, compute_norms, find_bad_vector
-from pipeline.index.search import FAISS_METRIC, open_index
+from pipeline.index.search import FAISS_METRIC, describe_libraries, open_index
 from pipeline.store.vectors import open_vectors
 
 #: Called with the number of vectors handled since the last call; may raise to end the build.
@@ -70,7 +69,7 @@ def build(request: BuildRequest, report: Report | None = None) -> BuildResult:
             recall=None,
             recall_k=request.recall_k,
             recall_queries=0,
-            versions={"faiss": faiss.__version__, "numpy": np.__version__, "python": platform.python_version()},
+            versions=describe_libraries(),
         )
         built = time.monotonic()
         manifest = _prove(request, temporary, manifest, ids, tell)

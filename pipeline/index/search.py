@@ -41,6 +41,12 @@ MAX_CANDIDATES = 4096
 RESCORE_BYTES = 64 << 20
 
 
+def describe_libraries() -> dict[str, str]:
+    """What an index and its scores may depend on: versions, and the instruction sets faiss was compiled for."""
+    compiled_for = faiss.get_compile_options().strip()
+    return {"faiss": faiss.__version__, "faiss_compiled_for": compiled_for, "numpy": np.__version__}
+
+
 class LoadedIndex:
     """An index in memory that was found to be what its manifest says."""
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.index.manifest import Metric
 from pipeline.index.recall import Search, measure_recall
 from tests.fixtures.faiss_process import FaissProcess
-from tests.fixtures.vector_files import shuffled_ids
+from tests.fixtures.vector_files import Vectors, shuffled_ids
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ QUERY = np.array([[1.0, 0.0]], dtype=np.float32)
 def test_measure_recall_counts_hits_that_reach_the_kth_score(hits: list[int], recall: float, block: int) -> None:
     blocks = [(IDS[start : start + block], LINE[start : start + block]) for start in range(0, 5, block)]
     for metric in ("ip", "l2"):
-        figure = measure_recall(answer(hits), blocks, QUERY, 3, metric=metric)  # type: ignore[arg-type]
+        figure = measure_recall(answer(hits), blocks, QUERY, 3, metric=metric)
         assert figure.value == pytest.approx(recall)
 
 
@@ -73,10 +73,11 @@ def test_measure_recall_sees_an_index_that_probes_too_little(faiss: FaissProcess
     assert wide == 1.0
 
 
-def make_spread(count: int) -> np.ndarray:
+def make_spread(count: int) -> Vectors:
     """Unit vectors without any clusters, whose neighbours lie in many cells."""
     vectors = np.random.default_rng(0).standard_normal((count, 16))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return unit
 
 
 def _recall_of_ivf(metric: Metric, probes: int) -> Any:
@@ -85,7 +86,7 @@ def _recall_of_ivf(metric: Metric, probes: int) -> Any:
     from pipeline.index.search import FAISS_METRIC
 
     vectors, ids = make_spread(2000), np.array(shuffled_ids(2000))
-    index = faiss.index_factory(16, "IVF32,Flat", FAISS_METRIC[metric])
+    index: Any = faiss.index_factory(16, "IVF32,Flat", FAISS_METRIC[metric])
     index.train(vectors)
     index.add_with_ids(vectors, ids)
     index.nprobe = probes

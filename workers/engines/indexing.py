@@ -87,17 +87,15 @@ class IndexingEngine:
                 what its manifest says (``artifact_missing``, ``artifact_corrupt``, ``index_unsound``).
         """
         started = time.monotonic()
-        present = [name for name in _NEVER_BESIDE if name in sys.modules]
+        present = [name for name in _NEVER_BESIDE if sys.modules.get(name)]  # None blocks an import
         if present:
             raise JobError(f"faiss must not be loaded beside {present[0]}; index work needs a child of its own")
         if request.kind not in ("index", "search"):
             raise JobError(f"the indexing engine does not {request.kind}")
-        import faiss
+        from pipeline.index.search import describe_libraries, open_index
 
         details: JsonObject = {}
         if request.kind == "search":
-            from pipeline.index.search import open_index
-
             with _mapped_faults():
                 options = SearchOptions.model_validate(request.options)
                 self._loaded = open_index(options.index_path, options.manifest)
@@ -108,11 +106,7 @@ class IndexingEngine:
         return EngineInfo(
             kind=request.kind,
             model_digest=None,
-            numeric_platform={
-                "faiss": faiss.__version__,
-                "faiss_compiled_for": faiss.get_compile_options().strip(),
-                "numpy": np.__version__,
-            },
+            numeric_platform=describe_libraries(),
             load_s=time.monotonic() - started,
             details=details,
         )
