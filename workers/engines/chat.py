@@ -14,10 +14,9 @@ from workers.engines.requests import GenerationRequest
 class Dialogue:
     """A model's tokenizer and chat template, with the model's limits."""
 
-    def __init__(self, tokenizer: TokenizerWrapper, *, context_length: int | None, vocabulary: int) -> None:
+    def __init__(self, tokenizer: TokenizerWrapper, *, context_length: int | None) -> None:
         self._tokenizer = tokenizer
         self._context_length = context_length
-        self._vocabulary = vocabulary
 
     @property
     def has_template(self) -> bool:
@@ -33,16 +32,12 @@ class Dialogue:
 
         Raises:
             ContextLengthExceeded: prompt and answer together are over the model's context; says both counts.
-            InvalidValue: no tokens, unknown token ids, or the chat template refuses the messages.
+            InvalidValue: no tokens, or the chat template refuses the messages.
         """
         if request.messages is not None:
             tokens = self._encode_messages(request.messages)
-        elif isinstance(request.prompt, str):
-            tokens = self._encode_text(request.prompt)
         else:
-            tokens = list(request.prompt or ())
-            if self._vocabulary and max(tokens, default=0) >= self._vocabulary:
-                raise InvalidValue(f"prompt has a token id over {self._vocabulary - 1}", param="prompt")
+            tokens = self._encode_text(request.prompt or "")
         if not tokens:
             raise InvalidValue("the prompt has no tokens", param="prompt" if request.messages is None else "messages")
         if self._context_length is not None and len(tokens) + request.max_tokens > self._context_length:

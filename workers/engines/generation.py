@@ -17,13 +17,16 @@ from mlx_lm.generate import BatchGenerator
 
 from pipeline.errors import ItemError, JobError, ModelNotFound, ModelUnsupported, NoChatTemplate
 from pipeline.ports import Emit, EngineInfo, EngineRequest, JsonObject, Progress, RunStats, ShouldStop, WorkItem
+from pipeline.specs.base import Endpoint
+from pipeline.specs.generate import SamplingDefaults
+from workers.engines.answers import error_answer
 from workers.engines.chat import Dialogue
 from workers.engines.loading import LanguageModel, load_language_model
 from workers.engines.memory import peak_rss_bytes
 from workers.engines.platform import numeric_platform
 from workers.engines.probe import PROBE_TEXTS, probe_batching
-from workers.engines.requests import ENDPOINTS, Role, parse_request
-from workers.engines.rows import Row, error_answer
+from workers.engines.requests import ROLES, Role, parse_request
+from workers.engines.rows import Row
 from workers.engines.sampling import RowSampler, sample_greedy
 from workers.engines.stopping import StopScanner
 from workers.engines.trace import BusyTrace, Waits
@@ -59,7 +62,7 @@ class GenerationEngine:
         if request.model_path is None:
             raise ModelNotFound("generation needs a model")
         loaded = load_language_model(Path(request.model_path), request.dtype)
-        dialogue = Dialogue(loaded.tokenizer, context_length=loaded.context_length, vocabulary=loaded.vocabulary)
+        dialogue = Dialogue(loaded.tokenizer, context_length=loaded.context_length)
         if "endpoint" in request.options:
             _check_role(request.options["endpoint"], dialogue)
         details: JsonObject = {
@@ -126,7 +129,7 @@ class _Run:
         self._waiting: deque[Row] = deque()
         self._live: dict[int, Row] = {}
         self._trace = BusyTrace()
-        self._first_waits, self._token_waits = Waits(), Waits()
+        self._token_waits = Waits()
         self._prompt_tokens = self._output_tokens = 0
         self._progress_tokens = self._progress_items = 0
         self._progress_at = time.monotonic()
@@ -134,11 +137,12 @@ class _Run:
     def prepare(self, items: Iterable[WorkItem], options: JsonObject, should_stop: ShouldStop) -> bool:
         """Check and tokenize; answers the bad ones at once. Returns whether it was told to stop."""
         rows: list[Row] = []
+        defaults = SamplingDefaults(**options.get("sampling", {}))
         for item in items:
             if should_stop():
                 return True
             try:
-                request = parse_request(item, self._role, options.get("sampling", {}))
+                request = parse_request(item, self._role, defaults)
                 prompt = self._dialogue.encode(request)
             except ItemError as error:
                 self._emit(error_answer(item.index, error))
@@ -205,8 +209,6 @@ class _Run:
         self._progress_tokens += 1
         if row.tokens:
             self._token_waits.add(now - row.last_at)
-        else:
-            self._first_waits.add(now - row.admitted_at)
         try:
             reason = row.add(token, now, verdict)
             if reason is None:
@@ -236,7 +238,7 @@ class _Run:
             busy=self._trace.spans,
             peak_rss_bytes=peak_rss_bytes(),
             counters=counters,
-            measures={**self._first_waits.percentiles("ttft"), **self._token_waits.percentiles("itl")},
+            measures=self._token_waits.percentiles("itl_s"),
             cancelled=cancelled,
         )
 
@@ -247,9 +249,9 @@ def _sampler(row: Row) -> RowSampler | None:
 
 
 def _check_role(endpoint: str, dialogue: Dialogue) -> Role:
-    if endpoint not in ENDPOINTS:
+    if endpoint not in ROLES:
         raise JobError(f"generation does not answer {endpoint!r}")
-    role = ENDPOINTS[endpoint]
+    role = ROLES[Endpoint(endpoint)]
     if role == "chat" and not dialogue.has_template:
         raise NoChatTemplate(hint="use an instruct model, or /v1/completions with a prompt of your own")
     return role

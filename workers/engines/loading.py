@@ -36,7 +36,6 @@ class LanguageModel:
     quantization: int | None
     dequantized: bool
     context_length: int | None
-    vocabulary: int
 
 
 def load_language_model(path: Path, dtype: str = "auto") -> LanguageModel:
@@ -75,7 +74,6 @@ def load_language_model(path: Path, dtype: str = "auto") -> LanguageModel:
         quantization=quantization,
         dequantized=dequantized,
         context_length=context_length(config),
-        vocabulary=int(_text_config(config).get("vocab_size") or 0),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.errors import ItemError
 from pipeline.ports import Answer, JsonObject
 from workers.engines.chat import Dialogue
 from workers.engines.requests import GenerationRequest, Role
@@ -68,9 +67,7 @@ class Row:
         }
         decode_s = self.last_at - self.first_at
         measures = {
-            "tokens": float(len(self.tokens)),
             "ttft_s": self.first_at - self.admitted_at,
-            "decode_s": decode_s,
             "request_s": self.last_at - self.admitted_at,
         }
         if len(self.tokens) > 1:
@@ -92,7 +89,3 @@ def completion_body(role: Role, model_name: str, text: str, reason: FinishReason
         choice["text"] = text
     kind = "chat.completion" if role == "chat" else "text_completion"
     return {"object": kind, "model": model_name, "choices": [choice], "usage": usage}
-
-
-def error_answer(index: int, error: ItemError) -> Answer:
-    return Answer(index=index, error={"code": error.item_code, "message": error.message, "param": error.param})

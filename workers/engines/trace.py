@@ -44,8 +44,8 @@ class Waits:
         self._values.append(seconds)
 
     def percentiles(self, name: str) -> dict[str, float]:
-        """``{name}_p50_s`` and ``{name}_p95_s`` by nearest rank; nothing for an empty run."""
+        """``{name}_p50`` and ``{name}_p95`` by nearest rank; nothing for an empty run."""
         if not self._values:
             return {}
         ranked = sorted(self._values)
-        return {f"{name}_p{share}_s": ranked[-(-share * len(ranked) // 100) - 1] for share in (50, 95)}
+        return {f"{name}_p{share}": ranked[-(-share * len(ranked) // 100) - 1] for share in (50, 95)}
