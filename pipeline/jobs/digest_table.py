@@ -54,33 +54,38 @@ class DigestTable:
     def setdefault(self, digest: bytes, value: int) -> int:
         """The value under ``digest``; ``value`` where there was none, and from then on."""
         number = int.from_bytes(digest[:8], "little")
-        bit = number % _FILTER_BITS
-        mask = 1 << (bit & 7)
-        if self._filter[bit >> 3] & mask:
-            place = self._find(digest, number)
-            if place is not None:
-                return self._value(place)
-        else:
-            self._filter[bit >> 3] |= mask
+        place = self._find(digest, number) if self._mark(number) else None
+        if place is not None:
+            return self._value(place)
         self._append(digest, number, value)
         return value
 
     def increment(self, digest: bytes) -> int:
         """Count one more of ``digest``; returns how many there are now."""
         number = int.from_bytes(digest[:8], "little")
-        bit = number % _FILTER_BITS
-        place = self._find(digest, number) if self._filter[bit >> 3] & (1 << (bit & 7)) else None
+        place = self._find(digest, number) if self._mark(number) else None
         if place is None:
-            self._filter[bit >> 3] |= 1 << (bit & 7)
             self._append(digest, number, 1)
             return 1
         count = self._value(place) + 1
+        data = count.to_bytes(_VALUE_BYTES, "little")
         buffer, offset = place
-        if buffer is not None:
-            buffer[offset : offset + _VALUE_BYTES] = count.to_bytes(_VALUE_BYTES, "little")
+        if buffer is None:
+            self._write(data, offset)
         else:
-            self._write(count.to_bytes(_VALUE_BYTES, "little"), offset)
+            buffer[offset : offset + _VALUE_BYTES] = data
         return count
+
+    def _mark(self, number: int) -> bool:
+        """Whether the digest may have been seen before; from now on it may."""
+        bits = self._filter
+        bit = number % _FILTER_BITS
+        place, mask = bit >> 3, 1 << (bit & 7)
+        byte = bits[place]
+        if byte & mask:
+            return True
+        bits[place] = byte | mask
+        return False
 
     def _find(self, digest: bytes, number: int) -> tuple[bytearray | None, int] | None:
         """Where the value of ``digest`` lies: in a buffer, or (None) in the file, and at which byte."""

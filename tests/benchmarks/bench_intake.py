@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_intake.py [--lines 1000 200000 2000000] [--shapes named same distinct repeated]
 
-Prints one line per run. ``growth`` is the peak over that of the same shape's first run; the limit is 64 MiB.
+Prints one line per run (``--json``: one object per run). ``growth`` is the peak over that of the same shape's first run; the limit is 64 MiB.
 """
 
 from __future__ import annotations
@@ -45,23 +45,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, nargs="+", default=[1_000, 200_000, 2_000_000])
     parser.add_argument("--shapes", nargs="+", choices=list(_SHAPES), default=["named"])
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is not None:
         _measure(options.measure)
         return
-    print("| shape | lines | bytes per line | lines/s | lines per CPU second | peak MiB | growth MiB |")
-    print("|---|---|---|---|---|---|---|")
+    if not options.json:
+        print("| shape | lines | bytes per line | lines/s | lines per CPU second | peak MiB | growth MiB |")
+        print("|---|---|---|---|---|---|---|")
     for shape in options.shapes:
         first: float | None = None
         for lines in options.lines:
             row = _run(shape, lines)
             first = row["peak_mib"] if first is None else first
-            print(
-                f"| {shape} | {lines:,} | {row['bytes'] / lines:.0f} | {lines / row['wall_s']:,.0f} "
-                f"| {lines / row['cpu_s']:,.0f} | {row['peak_mib']:.1f} | {row['peak_mib'] - first:.1f} |",
-                flush=True,
-            )
+            row |= {"lines": lines, "growth_mib": row["peak_mib"] - first}
+            print(json.dumps(row) if options.json else _table_row(shape, row), flush=True)
+
+
+def _table_row(shape: str, row: dict[str, float]) -> str:
+    lines = row["lines"]
+    return (
+        f"| {shape} | {lines:,} | {row['bytes'] / lines:.0f} | {lines / row['wall_s']:,.0f} "
+        f"| {lines / row['cpu_s']:,.0f} | {row['peak_mib']:.1f} | {row['growth_mib']:.1f} |"
+    )
 
 
 def _run(shape: str, lines: int) -> dict[str, float]:
