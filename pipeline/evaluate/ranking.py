@@ -74,9 +74,7 @@ def _import_library() -> ModuleType:
     try:
         import ir_measures
     except ImportError as error:
-        raise ConfigError(
-            "evaluation needs the package ir-measures", hint="pip install 'mac-batch-pipeline[evaluate]'"
-        ) from error
+        raise ConfigError("evaluation needs the package ir-measures", hint="pip install ir-measures") from error
     return ir_measures
 
 
