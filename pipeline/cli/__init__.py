@@ -1,0 +1,22 @@
+"""The command line: options in, one service call, its answer out. Data goes to stdout, talk to stderr.
+
+Knows nothing about MLX, FAISS, Celery or SQL: it asks the services of :mod:`pipeline.jobs`, and reaches the engines
+only by starting ``python -m workers``. A subcommand's module is imported when the subcommand is named, never before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.cli.context import Context
+from pipeline.cli.failures import run_guarded
+from pipeline.cli.root import root
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code. The entry point ``pipeline``."""
+    context = Context()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run_guarded(lambda: root.main(words, prog_name="pipeline", obj=context, standalone_mode=False), context))

@@ -1,0 +1,116 @@
+"""The options of `submit` and `run`, each said once. What a job kind takes comes from its spec, with text and default."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+
+from pipeline.specs import EmbedSpec, GenerateSpec, JobKind, RerankSpec
+from pipeline.specs.base import Dtype
+from pipeline.specs.generate import SamplingDefaults
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Any], Any]
+
+#: Fields of each kind's spec that are options.
+SPEC_FIELDS: dict[JobKind, tuple[type[BaseModel], tuple[str, ...]]] = {
+    JobKind.GENERATE: (GenerateSpec, ("width", "seed", "shard_tokens")),
+    JobKind.EMBED: (
+        EmbedSpec,
+        ("overflow", "chunk_overlap", "prompt_name", "dimensions", "vectors", "batch_size", "shard_tokens"),
+    ),
+    JobKind.RERANK: (RerankSpec, ("instruction", "overflow", "batch_size", "shard_tokens")),
+}
+
+#: Names of fields in simple lines that each kind reads: option role -> what it names.
+FIELD_ROLES: dict[JobKind, tuple[str, ...]] = {
+    JobKind.GENERATE: ("id", "prompt", "messages"),
+    JobKind.EMBED: ("id", "text", "title"),
+    JobKind.RERANK: ("id", "query", "documents"),
+}
+
+
+def request_options(kind: JobKind) -> Callable[[F], F]:
+    """FILE and all options of a job of this kind that reads a file of requests."""
+    return _all(
+        (click.argument("file", type=click.File("rb")), *_model(), *_of_spec(kind), *_intake(kind), *job_options())
+    )
+
+
+def job_options() -> Sequence[Decorator]:
+    """Options of the job itself, for every kind."""
+    return (
+        click.option("--priority", type=int, default=0, show_default=True, help="Higher is served first."),
+        click.option("--idempotency-key", help="Submit once: the same key again gives the job that is there."),
+    )
+
+
+def _model() -> Sequence[Decorator]:
+    return (
+        click.option("--model", help="Name in the settings, folder, or hub name; default: the one the file names."),
+        click.option(
+            "--dtype", type=click.Choice(get_args(Dtype)), default="auto", show_default=True, help="Compute in."
+        ),
+        click.option(
+            "--check-model/--no-check-model", default=True, help="Find the model here and pin its digest [default: on]."
+        ),
+    )
+
+
+def _of_spec(kind: JobKind) -> Sequence[Decorator]:
+    spec, names = SPEC_FIELDS[kind]
+    sampling = [_spec_option(SamplingDefaults, name) for name in SamplingDefaults.model_fields]
+    return [*(sampling if kind is JobKind.GENERATE else []), *(_spec_option(spec, name) for name in names)]
+
+
+def _spec_option(spec: type[BaseModel], name: str) -> Decorator:
+    """An option that is None unless given, so that the spec's own default holds."""
+    field = spec.model_fields[name]
+    words = [part for part in (field.description, _show_default(field.default)) if part]
+    return click.option(f"--{name.replace('_', '-')}", type=_click_type(field.annotation), help=" ".join(words))
+
+
+def _show_default(value: Any) -> str:
+    return "" if value is None else f"[default: {value}]"
+
+
+def _click_type(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(one for one in get_args(annotation) if one is not type(None))
+    if get_origin(annotation) is Literal:
+        return click.Choice([str(word) for word in get_args(annotation)])
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return click.Choice([word.value for word in annotation])
+    return annotation
+
+
+def _intake(kind: JobKind) -> Sequence[Decorator]:
+    fields = [
+        click.option(f"--{role}-field", metavar="NAME", help=f"Field of simple lines that holds the {role}.")
+        for role in FIELD_ROLES[kind]
+    ]
+    raw = click.option("--raw", is_flag=True, help="Complete each prompt as it stands, without a chat template.")
+    return (
+        click.option("--format", type=click.Choice(["auto", "openai", "simple"]), default="auto", show_default=True),
+        *([raw] if kind is JobKind.GENERATE else []),
+        *fields,
+        click.option("--ignore-field", metavar="NAME", multiple=True, help="Field of simple lines to pass over."),
+        click.option("--skip-invalid", is_flag=True, help="Invalid lines become items that err, instead of no job."),
+        click.option(
+            "--errors-file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Where all invalid lines are listed [default: FILE's name with .invalid.jsonl, in this folder].",
+        ),
+    )
+
+
+def _all(decorators: Sequence[Decorator]) -> Callable[[F], F]:
+    """One decorator that applies many; the first stands first in the help."""
+    return lambda function: reduce(lambda inner, decorate: decorate(inner), reversed(decorators), function)

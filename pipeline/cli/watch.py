@@ -1,0 +1,109 @@
+"""``pipeline watch``, and the waiting that `submit --wait` and `run` do: polls the database, needs no broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.context import Context, pass_context
+from pipeline.cli.output import json_option, print_json, talk
+
+if TYPE_CHECKING:
+    from pipeline.db.values import JobView
+    from pipeline.jobs.deployment import Deployment
+
+#: Seconds between two looks at the job, and between two looks at what it measured.
+POLL_S = 0.4
+_MEASURES_S = 5.0
+
+
+@click.command()
+@click.argument("job")
+@json_option
+@pass_context
+def watch(context: Context, job: str, as_json: bool) -> int:
+    """Follow a job until it ends, and exit with its code. With --json, one line on stdout at each change.
+
+    \b
+    Examples:
+      pipeline watch job_0123456789abcdef
+      pipeline watch job_0123 --json | jq .succeeded
+    """
+    from pipeline.jobs.status import exit_code, find_job, live_workers
+
+    with context.deployment() as deployment:
+        view = find_job(deployment, job)
+        if not view.status.is_terminal and not live_workers(deployment, view.kind):
+            talk(f"no live worker serves the queue {view.kind}; start one with: pipeline up")
+        on_change = (lambda changed: print_json(changed, indent=None)) if as_json else None
+        return exit_code(follow(deployment, view.id, on_change=on_change))
+
+
+def follow(
+    deployment: Deployment,
+    job_id: str,
+    *,
+    check_alive: Callable[[], None] = lambda: None,
+    on_change: Callable[[JobView], None] | None = None,
+) -> JobView:
+    """Show a job's progress on stderr until it has ended, and give it as it ended.
+
+    ``check_alive`` is called while it has not, and may raise. A database that is away for a while is waited for.
+    """
+    from pipeline.cli.progress import Meter, make_display
+    from pipeline.errors import TransientError
+    from pipeline.jobs.status import find_job
+
+    meter, speed, last = Meter(), _Speed(deployment, job_id), None
+    away = False
+    with make_display(job_id) as display:
+        while True:
+            try:
+                job = find_job(deployment, job_id)
+                display.show(meter.read(job, speed.read(job)))
+                away = False
+            except TransientError as error:
+                if not away:
+                    talk(f"waiting: {error}")
+                away = True
+            else:
+                if on_change is not None and job != last:
+                    on_change(job)
+                last = job
+                if job.status.is_terminal:
+                    break
+                check_alive()
+            time.sleep(POLL_S)
+    _say_end(job)
+    return job
+
+
+def _say_end(job: JobView) -> None:
+    from pipeline.jobs.status import describe_result
+
+    talk(f"{job.id} {describe_result(job)}: {job.succeeded:,} succeeded, {job.errored:,} erred of {job.total:,}")
+    if job.error_message:
+        talk(f"{job.error_code}: {job.error_message}")
+
+
+class _Speed:
+    """Tokens per second over the shards that are done; read again now and then, and only when one more is done."""
+
+    def __init__(self, deployment: Deployment, job_id: str) -> None:
+        self._deployment = deployment
+        self._job_id = job_id
+        self._open = -1
+        self._at = 0.0
+        self._value: float | None = None
+
+    def read(self, job: JobView) -> float | None:
+        from pipeline.cli.measures import aggregate
+
+        if job.shards_open != self._open and time.monotonic() - self._at >= _MEASURES_S:
+            with self._deployment.database.read() as uow:
+                self._value = aggregate(uow.metrics.of_job(self._job_id)).get("tokens_per_s")
+            self._open, self._at = job.shards_open, time.monotonic()
+        return self._value
