@@ -44,7 +44,8 @@ class Settings(BaseModel):
 
     home: Path = Field(default=Path("~/.pipeline"), description="folder of the embedded database, broker and store")
     database_url: str | None = Field(
-        default=None, description="SQLAlchemy URL; the default is SQLite in `home` (`sqlite:///...`, `postgresql+psycopg://...`)"
+        default=None,
+        description="SQLAlchemy URL; the default is SQLite in `home` (`sqlite:///...`, `postgresql+psycopg://...`)",
     )
     broker_url: str | None = Field(
         default=None, description="`redis://`, `rediss://`, `redis+socket://`; the default is a folder in `home`"
@@ -63,7 +64,9 @@ class Settings(BaseModel):
     stall_timeout_s: float = Field(default=300.0, gt=0, description="a child without progress this long is killed")
     load_timeout_s: float = Field(default=900.0, gt=0, description="the same while a model loads")
     max_attempts: int = Field(default=5, ge=1, description="attempts at a shard before it fails")
-    backoff_s: float = Field(default=2.0, ge=0, description="wait before a second attempt; doubles with each, with jitter")
+    backoff_s: float = Field(
+        default=2.0, ge=0, description="wait before a second attempt; doubles with each, with jitter"
+    )
 
     part_items: int = Field(default=256, ge=1, description="answers that become durable together, at most")
     part_s: float = Field(default=15.0, gt=0, description="oldest age of an answer that is not durable yet")

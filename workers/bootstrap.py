@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import FrameType
 
 from pipeline.config import Settings
-from pipeline.db.states import JobStatus
 from pipeline.errors import NotFound
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.service import WorkerService

@@ -14,7 +14,9 @@ from pipeline.ports import JsonObject
 from workers.blas import blas_environment
 from workers.roles import Role
 
-_PROGRAM = "import orjson, sys; from workers.engines.platform import {name}; sys.stdout.buffer.write(orjson.dumps({name}()))"
+_PROGRAM = (
+    "import orjson, sys; from workers.engines.platform import {name}; sys.stdout.buffer.write(orjson.dumps({name}()))"
+)
 
 #: Seconds a child may take to import mlx and answer.
 TIMEOUT_S = 120.0

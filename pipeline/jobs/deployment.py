@@ -6,7 +6,6 @@ import json
 import uuid
 from dataclasses import dataclass
 
-
 from pipeline.config import Settings
 from pipeline.db import migrate
 from pipeline.db.session import Database

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 
-
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, NamedLease, ShardLease
 from pipeline.errors import AlreadyExists, LeaseLost, TransientError

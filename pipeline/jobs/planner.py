@@ -12,7 +12,7 @@ from pipeline.checkpoints.resolve import resolve
 from pipeline.checkpoints.tokens import TokenCounter
 from pipeline.db.states import JobStatus, Outcome
 from pipeline.db.values import JobLease, JobView, ShardCut
-from pipeline.errors import Conflict, JobError, LeaseLost, ModelChanged, TransientError
+from pipeline.errors import Conflict, JobError, LeaseLost, ModelChanged, ModelNotFound, TransientError
 from pipeline.formats.items import Item, iter_with_offsets
 from pipeline.formats.texts import output_allowance, prompt_texts
 from pipeline.jobs.cancel import end_early
@@ -40,7 +40,8 @@ class WordCounter:
 def plan(deployment: Deployment, job_id: str, *, owner: str, lease: JobLease | None = None) -> bool:
     """Plan a job that waits for it; False when another process does, or did.
 
-    A job that cannot be done (model absent, changed or unfit) ends here, before any work, with one clear error.
+    A job that cannot be done (model unknown, changed or unfit) ends here, before any work, with one clear error. A
+    model that the job pins and this host does not hold is another host's to plan with.
     """
     with deployment.database.write() as uow:
         lease = lease or uow.jobs.lease(job_id, JobStatus.VALIDATING, owner)
@@ -54,14 +55,18 @@ def plan(deployment: Deployment, job_id: str, *, owner: str, lease: JobLease | N
         cuts = list(cut_shards(_lines(deployment, job), counter, spec, each_batch=ticker.tick))
         with deployment.database.write() as uow:
             uow.jobs.plan(lease, cuts)
+    except ModelNotFound as error:
+        if job.model_digest is None:
+            _fail(deployment, job_id, error)
+        _release(deployment, lease)
+        return False
     except JobError as error:
         _fail(deployment, job_id, error)
         return False
     except LeaseLost:
         return False
     except TransientError:
-        with deployment.database.write() as uow:
-            uow.jobs.release(lease)
+        _release(deployment, lease)
         raise
     deployment.doorbell.run(job.kind)
     return True
@@ -124,6 +129,11 @@ def _counter(deployment: Deployment, spec: JobSpec, job: JobView) -> CountsToken
             hint="submit the job again to use the model as it is now",
         )
     return WordCounter() if describe(path).is_fake else TokenCounter(path)
+
+
+def _release(deployment: Deployment, lease: JobLease) -> None:
+    with deployment.database.write() as uow:
+        uow.jobs.release(lease)
 
 
 def _fail(deployment: Deployment, job_id: str, error: JobError) -> None:

@@ -52,6 +52,7 @@ class Reconciler:
         """One round, if this process is the one; raises TransientError when the database is out of reach."""
         for observer in (self._shards, self._jobs, self._workers):
             observer.tick()
+        self._plan_waiting()
         if not self._holder.hold():
             return False
         self._take_back_shards()
@@ -61,6 +62,12 @@ class Reconciler:
 
     def release(self) -> None:
         self._holder.release()
+
+    def _plan_waiting(self) -> None:
+        """Every worker looks, since only one that holds the model can count its tokens; the job's lease decides."""
+        for job in self._jobs_in(JobStatus.VALIDATING):
+            if job.lease_owner is None:
+                self._control("plan", job.id, None)
 
     def _take_back_shards(self) -> None:
         present = []
@@ -89,7 +96,8 @@ class Reconciler:
     def _advance(self, job: JobView, work: str) -> None:
         """Have a job planned or finalized that nobody is at, or whose lease stands still."""
         if job.lease_owner is None:
-            self._control(work, job.id, None)
+            if work != "plan":
+                self._control(work, job.id, None)
         elif self._jobs.is_stale(job.id, (job.lease_token, job.lease_renewals)):
             with self._deployment.database.write() as uow:
                 lease = uow.jobs.take_lease(job, self._owner)

@@ -127,7 +127,9 @@ class WorkerService:
         """The best shard this host can serve: starved first, then priority, then a model already loaded, then age."""
         now = utc_now()
         with self._deployment.database.read() as uow:
-            candidates = [one for one in uow.jobs.candidates(self._kinds, now) if self._holds(one)]
+            candidates = [
+                one for one in uow.jobs.candidates(self._kinds, now) if self._holds(one.model, one.model_digest)
+            ]
         loaded = host.loaded
 
         def order(one: Candidate) -> tuple[bool, int, bool, float, str]:
@@ -146,13 +148,13 @@ class WorkerService:
                 return lease
         return None
 
-    def _holds(self, candidate: Candidate) -> bool:
-        """Whether the model that the job pinned is on this host. Jobs that pin none are taken by name."""
-        if candidate.model is None:
+    def _holds(self, name: str | None, digest: str | None) -> bool:
+        """Whether the model that a job pinned is on this host. Jobs that pin none are taken by name."""
+        if name is None:
             return True
-        key = (candidate.model, candidate.model_digest or "")
+        key = (name, digest or "")
         if not self._held.get(key):
-            self._held[key] = self._look_for(candidate.model, candidate.model_digest)
+            self._held[key] = self._look_for(name, digest)
         return self._held[key]
 
     def _look_for(self, name: str, digest: str | None) -> bool:
@@ -183,12 +185,20 @@ class WorkerService:
     def _run_control(self, work: str, job_id: str, lease: JobLease | None) -> None:
         try:
             if work == "plan":
-                if plan(self._deployment, job_id, owner=self.worker_id, lease=lease):
+                if self._can_plan(job_id) and plan(self._deployment, job_id, owner=self.worker_id, lease=lease):
                     self._wake.set()
             else:
                 finalize(self._deployment, job_id, owner=self.worker_id, lease=lease)
         except PipelineError as error:
             log.warning("control_failed", extra={"work": work, "job": job_id, "reason": str(error)})
+
+    def _can_plan(self, job_id: str) -> bool:
+        """A job that pins a model is planned where that model is."""
+        with self._deployment.database.read() as uow:
+            job = uow.jobs.get(job_id)
+        if job is None or job.model is None or job.model_digest is None:
+            return job is not None
+        return self._holds(job.model, job.model_digest)
 
     # --- keeping alive ---
 

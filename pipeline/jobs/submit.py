@@ -18,7 +18,7 @@ from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView
-from pipeline.errors import AlreadyExists, Conflict, InputInvalid, ModelUnsupported, NoChatTemplate, NotFound, SpecError
+from pipeline.errors import AlreadyExists, Conflict, ModelUnsupported, NoChatTemplate, NotFound, SpecError
 from pipeline.formats.items import Item, dump_item
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport, intake
@@ -75,8 +75,6 @@ def submit_items(
     name = intake_options.model or report.model
     if not name:
         raise SpecError("no model: neither --model nor the file names one", hint="add --model NAME_OR_FOLDER")
-    if report.items == 0:
-        raise InputInvalid("the input has no items")
     model: dict[str, Any] = {"name": name, **dict(fields.get("model", {}))}
     if options.check_model:
         model["digest"] = check_model(deployment, name, report.endpoint)
