@@ -108,6 +108,7 @@ class GenerationEngine:
         run = _Run(self._language_model, self._dialogue, role, str(options["model_name"]), width, emit)
         cancelled = run.prepare((item for item in items if item.index not in done), options, should_stop)
         cancelled = cancelled or run.decode(should_stop)
+        run.report()
         return run.stats(cancelled=cancelled, counters={"width_declined": 1} if width < wanted else {})
 
     def close(self) -> None:
@@ -150,7 +151,7 @@ class _Run:
             else:
                 scanner = StopScanner(request.stop, self._dialogue.decode) if request.stop else None
                 rows.append(Row(item.index, request, prompt, scanner))
-            self._report(time.monotonic(), is_reading=True)
+            self._report_in_time(time.monotonic(), "prefill")
         # Longest first keeps the tail short; the index makes it a function of the shard.
         self._waiting.extend(sorted(rows, key=lambda row: (-row.expected_tokens, row.index)))
         return False
@@ -186,7 +187,7 @@ class _Run:
             row.prefilled = response.progress[0]
         for response in generated:
             self._take(generator, response.uid, response.token, response.finish_reason, now)
-        self._report(now, is_reading=not generated)
+        self._report_in_time(now, "decode" if generated else "prefill")
 
     def _admit(self, generator: Any) -> None:
         """Fill the batch. Rows wait here and not in the generator, which would let more than ``width`` in."""
@@ -224,11 +225,14 @@ class _Run:
         self._progress_items += 1
         self._emit(answer)
 
-    def _report(self, now: float, *, is_reading: bool) -> None:
+    def _report_in_time(self, now: float, phase: Literal["prefill", "decode"]) -> None:
         if now - self._progress_at >= PROGRESS_S:
             self._progress_at = now
-            phase: Literal["prefill", "decode"] = "prefill" if is_reading else "decode"
-            self._emit(Progress(tokens=self._progress_tokens, items=self._progress_items, phase=phase))
+            self.report(phase)
+
+    def report(self, phase: Literal["prefill", "decode"] = "decode") -> None:
+        """Tokens, read and written, and items so far."""
+        self._emit(Progress(tokens=self._progress_tokens, items=self._progress_items, phase=phase))
 
     def stats(self, *, cancelled: bool, counters: dict[str, int]) -> RunStats:
         """Token sums are of answered rows; a row that was cancelled is in none of them."""
