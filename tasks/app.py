@@ -38,7 +38,7 @@ def service() -> WorkerService:
     return _service
 
 
-@celeryd_init.connect(weak=False)
+@celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
 def refuse_other_pools(instance: Any = None, options: dict[str, Any] | None = None, **_: Any) -> None:
     """``celery worker`` defaults to prefork; stop it before it forks."""
     pool = (options or {}).get("pool") or getattr(instance, "pool_cls", None)

@@ -37,7 +37,7 @@ def serve(settings: Settings, queues: str | None, slots: int | None, job_id: str
     given = {name: value for name, value in changes.items() if value is not None}
     if given:
         settings = Settings.model_validate({**settings.model_dump(), **given})
-    process = WorkerProcess(settings)
+    process = WorkerProcess(settings, only_job=job_id)
     if job_id is None:
         process.serve()
     else:

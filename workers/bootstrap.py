@@ -27,7 +27,8 @@ UNTIL_POLL_S = 0.2
 class WorkerProcess:
     """Everything a worker process runs, in one place to start and to stop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, only_job: str | None = None) -> None:
+        """``only_job`` serves one job and leaves the others alone."""
         self._settings = settings
         self.role = Role.of(settings)
         self._deployment = Deployment.open(settings)
@@ -39,6 +40,7 @@ class WorkerProcess:
             queues=self.role.queues,
             device=self.role.device,
             memory_bytes=self.role.memory_bytes,
+            only_job=only_job,
         )
         self._threads = [threading.Thread(target=self._tick, name="tick", daemon=True)]
         self._threads += [
@@ -66,7 +68,7 @@ class WorkerProcess:
         self._run(worker.start, worker.stop)
 
     def serve_until(self, job_id: str) -> None:
-        """Work without a broker until one job has ended; raises NotFound."""
+        """Work without a broker until a job has ended; raises NotFound."""
         with self._deployment.database.read() as uow:
             if uow.jobs.get(job_id) is None:
                 raise NotFound(f"no job {job_id}")

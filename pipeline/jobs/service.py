@@ -45,7 +45,9 @@ class WorkerService:
         queues: Sequence[str],
         device: str,
         memory_bytes: int,
+        only_job: str | None = None,
     ) -> None:
+        """``only_job`` makes a service that serves one job and leaves all others alone."""
         self._deployment = deployment
         self._hosts = tuple(hosts)
         self._free: SimpleQueue[EngineHost] = SimpleQueue()
@@ -54,6 +56,7 @@ class WorkerService:
         self.worker_id = worker_id
         self._kinds = tuple(queue for queue in queues if queue != CONTROL_QUEUE)
         self._serves_control = CONTROL_QUEUE in queues
+        self._only_job = only_job
         self._drain = threading.Event()
         self._wake = threading.Event()
         self._running: set[ShardExecution] = set()

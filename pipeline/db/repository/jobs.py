@@ -214,8 +214,13 @@ class JobRepository(Repository):
 
     # --- what a slot may claim ---
 
-    def candidates(self, kinds: Collection[str], now: datetime, limit: int = 200) -> Sequence[Candidate]:
-        """Jobs with a shard to claim, best first: those passed over too often, then priority, then age."""
+    def candidates(
+        self, kinds: Collection[str], now: datetime, *, only: str | None = None, limit: int = 200
+    ) -> Sequence[Candidate]:
+        """Jobs with a shard to claim, best first: those passed over too often, then priority, then age.
+
+        ``only`` narrows the look to one job.
+        """
         claimable = exists().where(
             Shard.job_id == Job.id,
             Shard.status == ShardStatus.PENDING,
@@ -232,6 +237,8 @@ class JobRepository(Repository):
             .order_by((Job.passed_over >= STARVATION_BOUND).desc(), Job.priority.desc(), Job.created_at, Job.id)
             .limit(limit)
         )
+        if only is not None:
+            query = query.where(Job.id == only)
         return [
             Candidate(row.id, row.kind, row.model, row.model_digest, row.priority, row.passed_over, row.created_at)
             for row in self._session.scalars(query)
