@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 def run_guarded(command: Callable[[], object], context: Context) -> int:
     """Run ``command``; returns the exit code, having said on stderr what went wrong."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         result = command()
         sys.stdout.flush()
@@ -39,6 +42,12 @@ def run_guarded(command: Callable[[], object], context: Context) -> int:
         if context.debug:
             traceback.print_exc()
         return _show_expected(error) if isinstance(error, PipelineError) else _show_unexpected(error, context)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM unwinds like Ctrl-C does, so that processes this one started are ended with it."""
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _show_usage_error(error: click.ClickException) -> int:

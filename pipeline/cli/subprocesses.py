@@ -36,9 +36,10 @@ def run_worker(context: Context, action: str, *arguments: str, stdin: str = "") 
     Exits with the action's own code when it fails: it has said itself what went wrong. Raises WorkerFailed when a
     signal ended it.
     """
+    quiet = {} if context.debug else {"PIPELINE_LOG_LEVEL": "warning"}
     done = subprocess.run(
         worker_command(context, action, *arguments),
-        env=worker_environment(),
+        env=worker_environment() | quiet,
         input=stdin,
         stdout=subprocess.PIPE,
         text=True,
