@@ -40,7 +40,7 @@ def model_files(path: Path) -> list[Path]:
         ModelUnsupported: there are no weights as safetensors.
     """
     if not (path / "config.json").is_file():
-        hint = "convert it first: python -m workers.engines.gguf SOURCE TARGET" if any(path.glob("*.gguf")) else None
+        hint = "convert it first: pipeline models convert FILE" if any(path.glob("*.gguf")) else None
         raise ModelNotFound(f"{path} holds no config.json, so it is no checkpoint", hint=hint)
     files = [file for file in path.iterdir() if file.name in _NAMES or file.suffix == ".safetensors"]
     files += (path / "additional_chat_templates").glob("*.jinja")

@@ -147,7 +147,7 @@ def test_folder_that_is_no_checkpoint_says_what_is_missing(tmp_path: Path) -> No
     with pytest.raises(ModelNotFound) as caught:
         describe(tmp_path)
     assert caught.value.hint is not None
-    assert "workers.engines.gguf" in caught.value.hint
+    assert "pipeline models convert" in caught.value.hint
 
 
 def test_module_folder_outside_the_checkpoint_is_refused(checkpoint: Path) -> None:
