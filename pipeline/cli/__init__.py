@@ -19,4 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code. The entry point ``pipeline``."""
     context = Context()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run_guarded(lambda: root.main(words, prog_name="pipeline", obj=context, standalone_mode=False), context))
+
+    def invoke() -> object:
+        # Not click's own main(), which would turn a reader that went away into exit code 1.
+        with root.make_context("pipeline", words, obj=context) as click_context:
+            return root.invoke(click_context)
+
+    sys.exit(run_guarded(invoke, context))

@@ -45,7 +45,7 @@ def results(context: Context, job: str, output: Path | None) -> int:
 @_output_option
 @pass_context
 def errors(context: Context, job: str, output: Path | None) -> int:
-    """Print the items of a job that did not succeed, as JSON lines, in the order of the input.
+    """Print the item errors of a job that has ended, as JSON lines, in the order of the input.
 
     \b
     Example:

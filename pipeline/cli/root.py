@@ -17,8 +17,8 @@ _SECTIONS = {
         "run": LazyCommand(
             "pipeline.cli.run:run", "Submit a job, work on it here until it is done, print the results."
         ),
-        "cancel": LazyCommand("pipeline.cli.cancel:cancel", "End a job early, keeping what is finished."),
-        "search": LazyCommand("pipeline.cli.search:search", "Search an index."),
+        "cancel": LazyCommand("pipeline.cli.cancel:cancel", "End a job early."),
+        "search": LazyCommand("pipeline.cli.search:search", "Search an index for texts near a query."),
     },
     "What is going on": {
         "list": LazyCommand("pipeline.cli.listing:list_", "List jobs, newest first."),

@@ -25,7 +25,7 @@ _SNIPPET = 70
 def search(
     context: Context, /, name: str, queries: tuple[str, ...], count: int, prompt_name: str | None, as_json: bool
 ) -> None:
-    """Search the index NAME for each QUERY. `-` in place of the queries reads them from standard input, one a line.
+    """Search an index for texts near a query, or several. `-` in place of the queries reads them from standard input, one a line.
 
     \b
     Examples:
