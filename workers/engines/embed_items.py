@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from pipeline.errors import InvalidValue, UnsupportedParameter
+from pipeline.errors import InvalidValue, ItemError, UnsupportedParameter
 from pipeline.ports import Answer, JsonObject, VectorRow
 from pipeline.specs import Overflow
 from pipeline.specs.base import Frozen
@@ -55,7 +55,7 @@ class Piece:
 
 
 def parse_body(body: JsonObject, dimension: int) -> EmbedRequest:
-    """Read an item's body; raises UnsupportedParameter or InvalidValue.
+    """Read an item's body; raises an ItemError naming the parameter.
 
     A null asks for nothing. ``dimension`` is that of the job's vectors: they are all of one space, so an item may only
     repeat it.
@@ -63,7 +63,8 @@ def parse_body(body: JsonObject, dimension: int) -> EmbedRequest:
     for name, value in body.items():
         if name not in _BODY_KEYS and value is not None:
             raise UnsupportedParameter(f"embedding does not support the parameter {name!r}", param=name)
-    given = body.get("input")
+    if (given := body.get("input")) is None:
+        raise ItemError("input is missing", code="missing_field", param="input")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidValue("input must be a string or a list of strings that is not empty", param="input")

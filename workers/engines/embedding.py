@@ -127,7 +127,7 @@ class EmbeddingEngine:
         if not chosen.makes_space_of(self._options):
             raise JobError("this run asks for another embedding space than the engine was loaded for")
         tally = Tally("embed")
-        pieces, requests = self._prepare(items, done, emit)
+        pieces, requests = self._prepare(items, done, emit, tally)
         rows_of = {index: [piece.passage.ids for piece in found] for index, found in pieces.items()}
         for group in freeze_groups(rows_of, self._widest or chosen.batch_size):
             if group.is_answered(done):
@@ -140,6 +140,7 @@ class EmbeddingEngine:
                     answer = self._answer(index, requests[index], pieces[index], encoded[index], chosen)
                     _count(tally, answer, pieces[index])
                     emit(answer)
+            emit(tally.progress())
             emit(Boundary())
         return tally.stats()
 
@@ -151,7 +152,7 @@ class EmbeddingEngine:
     # --- one shard ---
 
     def _prepare(
-        self, items: Sequence[WorkItem], done: frozenset[int], emit: Emit
+        self, items: Sequence[WorkItem], done: frozenset[int], emit: Emit, tally: Tally
     ) -> tuple[dict[int, list[Piece]], dict[int, EmbedRequest]]:
         """Read and cut every item of the shard; answers those that cannot be embedded."""
         requests: dict[int, EmbedRequest] = {}
@@ -174,8 +175,11 @@ class EmbeddingEngine:
                 pieces[index] = found
         told = [index for index in sorted(errors) if index not in done]
         for index in told:
-            emit(error_answer(index, errors[index]))
+            answer = error_answer(index, errors[index])
+            tally.add_answer(answer)
+            emit(answer)
         if told:
+            emit(tally.progress())
             emit(Boundary())
         return pieces, requests
 

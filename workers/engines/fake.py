@@ -1,23 +1,26 @@
-"""A fake engine, for testing the plumbing and nothing else: no model, answers that follow from the request alone.
+"""A deterministic engine without a model, FOR TESTING THE PLUMBING ONLY: its answers mean nothing.
 
-A checkpoint folder whose ``config.json`` says ``"model_type": "pipeline_fake"`` asks for it; the other keys there are
-its :class:`Misdeeds`. Micro-batches, boundaries, cancelling and resuming are those of the real engines.
+It obeys the contract of the real engines (each item once, frozen micro-batches, boundaries, cancel) and can be told to
+be slow, to err, to hang or to die at a given item. What it answers is a function of the item's body and seed alone.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import platform
 import signal
-import struct
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import numpy as np
+import orjson
+from pydantic import Field, ValidationError
+
+from pipeline.errors import ItemError, JobError, ModelNotFound
 from pipeline.ports import (
     Answer,
     Boundary,
@@ -25,69 +28,64 @@ from pipeline.ports import (
     EngineInfo,
     EngineRequest,
     JsonObject,
-    Progress,
     RunStats,
     ShouldStop,
     VectorRow,
     WorkItem,
 )
+from pipeline.specs.base import Frozen
+from workers.engines.answers import error_answer
+from workers.engines.rerank_items import rank
+from workers.engines.tally import Tally
 
-#: Components of a fake vector.
-DIMENSION = 16
+#: Seconds a stalled item sleeps between two looks at whether the process should end; it never looks at anything else.
+_STALL_STEP_S = 3600.0
 
-#: Items of a fake micro-batch.
-BATCH_ITEMS = 4
+FakeKind = Literal["generate", "embed", "rerank"]
 
 
-@dataclass(frozen=True, slots=True)
-class Misdeeds:
-    """What a fake model does beside answering.
+class FakeScript(Frozen):
+    """How the engine behaves: the keys of the model folder's `config.json` beside ``model_type``.
 
-    Attributes:
-        load_s, delay_s: seconds to load, and before each answer.
-        journal: a file that gets a line ``pid custom_id`` before each item is answered.
-        err_on: custom_ids that end in an item error.
-        crash_on: custom_ids that kill the process, with ``crash_signal``.
-        stall_on: custom_ids at which it stops making progress for good.
+    ``errors``, ``crashes`` and ``stalls`` name items by custom_id. With ``once_folder`` each crash and stall happens
+    only the first time, by whichever process comes first: a file in that folder remembers it.
     """
 
-    load_s: float = 0.0
-    delay_s: float = 0.0
-    journal: str | None = None
-    err_on: tuple[str, ...] = ()
-    crash_on: tuple[str, ...] = ()
-    crash_signal: int = int(signal.SIGABRT)
-    stall_on: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, folder: str | None, options: JsonObject) -> Misdeeds:
-        """From the folder's config.json, then from load options."""
-        stated: JsonObject = {}
-        if folder is not None and (Path(folder) / "config.json").is_file():
-            stated = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in {**stated, **options}.items() if name in known})
+    load_s: float = Field(default=0.0, ge=0.0)
+    delay_s: float = Field(default=0.0, ge=0.0, description="time that each item takes")
+    batch_size: int = Field(default=4, ge=1, description="items between two boundaries")
+    dimension: int = Field(default=8, ge=1)
+    errors: Mapping[str, str] = Field(default_factory=dict, description="custom_id to error code")
+    crashes: Mapping[str, Literal["abort", "kill"]] = Field(default_factory=dict)
+    stalls: tuple[str, ...] = ()
+    once_folder: str | None = None
 
 
 class FakeEngine:
-    """Implements :class:`pipeline.ports.Engine` for the kinds generate, embed and rerank."""
+    """Implements :class:`pipeline.ports.Engine` for any kind of item."""
 
     def __init__(self) -> None:
-        self._misdeeds = Misdeeds()
-        self._kind = "generate"
+        self._script = FakeScript()
+        self._kind: FakeKind = "generate"
 
     def load(self, request: EngineRequest) -> EngineInfo:
+        """Read the script; ``options["kind"]`` is the kind of job to play. Raises JobError, ModelNotFound."""
         started = time.monotonic()
-        self._misdeeds = Misdeeds.read(request.model_path, request.options)
-        self._kind = str(request.options.get("kind", "generate"))
-        time.sleep(self._misdeeds.load_s)
-        recipe = {"weights": "fake", "dimension": DIMENSION, "normalize": True} if self._kind == "embed" else None
+        kind = request.options.get("kind", "generate")
+        if kind not in ("generate", "embed", "rerank"):
+            raise JobError(f"the fake engine does not play {kind!r}")
+        self._kind = kind
+        if request.model_path is not None:
+            self._script = _read_script(Path(request.model_path) / "config.json")
+        time.sleep(self._script.load_s)
+        recipe = {"fake": True, "dimension": self._script.dimension, "normalize": True} if kind == "embed" else None
         return EngineInfo(
             kind="fake",
             model_digest=request.model_digest,
-            numeric_platform={"device": "fake"},
+            numeric_platform={"device": f"fake {platform.machine()}", "dtype": "float32"},
             load_s=time.monotonic() - started,
             recipe=recipe,
+            details={"warning": "a fake engine for testing the plumbing; its answers mean nothing"},
         )
 
     def run(
@@ -99,64 +97,127 @@ class FakeEngine:
         emit: Emit,
         should_stop: ShouldStop,
     ) -> RunStats:
-        """See :class:`pipeline.ports.Engine`. Micro-batches are runs of ``BATCH_ITEMS`` of the whole shard."""
-        started, answered, tokens = time.monotonic(), 0, 0
-        for first in range(0, len(items), BATCH_ITEMS):
-            batch = [item for item in items[first : first + BATCH_ITEMS] if item.index not in done]
-            for item in batch:
+        """See :class:`pipeline.ports.Engine`. Items that a script does not name all succeed, if they have a body."""
+        tally = Tally("decode")
+        ordered = sorted(items, key=lambda item: item.index)
+        for start in range(0, len(ordered), self._script.batch_size):
+            group = [item for item in ordered[start : start + self._script.batch_size] if item.index not in done]
+            for item in group:
                 if should_stop():
-                    return RunStats(output_tokens=tokens, busy=((started, time.monotonic()),), cancelled=True)
-                emit(self._answer(item, options))
-                answered, tokens = answered + 1, tokens + 1
-                emit(Progress(tokens=tokens, items=answered))
-            if batch:
+                    return tally.stats(cancelled=True)
+                with tally.call():
+                    answer = self._play(item, str(options.get("model_name", "fake")))
+                tally.add_answer(answer)
+                tally.add_tokens(int(answer.usage.get("total_tokens", 0)))
+                emit(answer)
+                emit(tally.progress())
+            if group:
                 emit(Boundary())
-        return RunStats(output_tokens=tokens, busy=((started, time.monotonic()),))
+        return tally.stats()
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _answer(self, item: WorkItem, options: JsonObject) -> Answer:
-        misdeeds = self._misdeeds
-        if misdeeds.journal is not None:
-            with Path(misdeeds.journal).open("a", encoding="utf-8") as journal:
-                journal.write(f"{os.getpid()} {item.custom_id}\n")
-        if item.custom_id in misdeeds.crash_on:
-            signal.signal(signal.SIGABRT, signal.SIG_DFL)
-            os.kill(os.getpid(), misdeeds.crash_signal)
-        while item.custom_id in misdeeds.stall_on:
-            time.sleep(1.0)
-        time.sleep(misdeeds.delay_s)
-        if item.custom_id in misdeeds.err_on:
-            return Answer(item.index, error={"code": "fake_error", "message": "asked for by the test"})
-        digest = blake2b(json.dumps([item.body, item.seed], sort_keys=True).encode(), digest_size=32).digest()
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        if self._kind == "embed":
-            return self._embed(item, digest, usage)
-        return Answer(item.index, body=self._body(item, digest, str(options.get("model_name")), usage), usage=usage)
+    def _play(self, item: WorkItem, model_name: str) -> Answer:
+        script = self._script
+        time.sleep(script.delay_s)
+        if item.custom_id in script.crashes and self._is_due("crash", item.custom_id):
+            _die(script.crashes[item.custom_id])
+        if item.custom_id in script.stalls and self._is_due("stall", item.custom_id):
+            while True:
+                time.sleep(_STALL_STEP_S)
+        if item.custom_id in script.errors:
+            error = ItemError("the script of this fake engine says so", code=script.errors[item.custom_id])
+            return error_answer(item.index, error)
+        if not item.body:
+            return error_answer(item.index, ItemError("the body is empty", code="missing_field"))
+        match self._kind:
+            case "generate":
+                return _generate(item, model_name)
+            case "embed":
+                return _embed(item, model_name, script.dimension)
+            case "rerank":
+                return _rerank(item, model_name)
 
-    def _body(self, item: WorkItem, digest: bytes, model: str, usage: JsonObject) -> JsonObject:
-        if self._kind == "rerank":
-            count = len(item.body.get("documents", ()))
-            scores = [digest[number % len(digest)] / 255 for number in range(count)]
-            order = sorted(range(count), key=lambda number: (-scores[number], number))
-            results = [{"index": number, "relevance_score": scores[number]} for number in order]
-            return {"object": "list", "model": model, "results": results, "usage": usage}
-        message: dict[str, Any] = {"role": "assistant", "content": f"fake {digest.hex()[:16]}"}
-        choice = {"index": 0, "logprobs": None, "finish_reason": "stop", "message": message}
-        return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+    def _is_due(self, what: str, custom_id: str) -> bool:
+        """Whether a misdeed is to happen now; of several processes that ask at once, one is told yes."""
+        if self._script.once_folder is None:
+            return True
+        marker = Path(self._script.once_folder) / f"{what}-{_hash(custom_id)}"
+        try:
+            marker.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
-    def _embed(self, item: WorkItem, digest: bytes, usage: JsonObject) -> Answer:
-        """One vector of length 1 whatever the input's form."""
-        raw = [byte - 127.5 for byte in digest[:DIMENSION]]
-        norm = math.sqrt(sum(value * value for value in raw))
-        text = json.dumps(item.body.get("input"))
-        row = VectorRow(item.index, 0, norm, 1, False, 0, len(text), blake2b(text.encode(), digest_size=32).hexdigest())
-        return Answer(
-            item.index,
-            body={"object": "list", "data": [{"object": "embedding", "index": 0}], "usage": usage},
-            usage=usage,
-            rows=(row,),
-            dimension=DIMENSION,
-            vectors=struct.pack(f"<{DIMENSION}f", *(value / norm for value in raw)),
-        )
+
+def _read_script(path: Path) -> FakeScript:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{path} does not exist") from error
+    try:
+        return FakeScript.model_validate({key: value for key, value in config.items() if key != "model_type"})
+    except ValidationError as error:
+        raise JobError(f"the fake engine does not understand its script: {error}", place=str(path)) from error
+
+
+def _die(how: Literal["abort", "kill"]) -> None:
+    if how == "abort":
+        os.abort()
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(_STALL_STEP_S)  # the signal may take a moment
+
+
+def _hash(*values: object) -> str:
+    return blake2b(orjson.dumps(values, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+
+
+def _usage(body: JsonObject, output: str = "") -> dict[str, int]:
+    """Words in the place of tokens."""
+    prompt = max(1, len(orjson.dumps(body).split()))
+    completion = len(output.split())
+    usage = {"prompt_tokens": prompt, "total_tokens": prompt + completion}
+    return usage | ({"completion_tokens": completion} if output else {})
+
+
+def _generate(item: WorkItem, model_name: str) -> Answer:
+    text = f"fake answer {_hash(item.body, item.seed)}"
+    usage = _usage(item.body, text)
+    choice: JsonObject = {"index": 0, "logprobs": None, "finish_reason": "stop"}
+    if "messages" in item.body:
+        choice["message"] = {"role": "assistant", "content": text}
+    else:
+        choice["text"] = text
+    kind = "chat.completion" if "messages" in item.body else "text_completion"
+    body = {"object": kind, "model": model_name, "choices": [choice], "usage": usage}
+    return Answer(index=item.index, body=body, usage=usage)
+
+
+def _embed(item: WorkItem, model_name: str, dimension: int) -> Answer:
+    given = item.body.get("input")
+    texts = given if isinstance(given, list) else [given]
+    rows: list[VectorRow] = []
+    vectors = np.empty((len(texts), dimension), dtype="<f4")
+    for ordinal, text in enumerate(texts):
+        digest = blake2b(str(text).encode("utf-8", "surrogatepass"), digest_size=32)
+        raw = np.random.default_rng(int.from_bytes(digest.digest()[:8], "big")).normal(size=dimension)
+        norm = float(np.linalg.norm(raw))
+        vectors[ordinal] = raw / norm
+        tokens = len(str(text).split()) + 2
+        rows.append(VectorRow(item.index, ordinal, norm, tokens, False, 0, len(str(text)), digest.hexdigest()))
+    tokens = sum(row.tokens for row in rows)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    data = [{"object": "embedding", "index": row.ordinal, "tokens": row.tokens} for row in rows]
+    body = {"object": "list", "model": model_name, "data": data, "usage": usage}
+    return Answer(item.index, body, usage=usage, rows=tuple(rows), dimension=dimension, vectors=vectors.tobytes())
+
+
+def _rerank(item: WorkItem, model_name: str) -> Answer:
+    documents = item.body.get("documents") or []
+    query = item.body.get("query")
+    scores = [int(_hash(query, document), 16) / 2**64 for document in documents]
+    results = [{"index": place, "relevance_score": scores[place]} for place in rank(scores, item.body.get("top_n"))]
+    usage = _usage(item.body)
+    body = {"object": "list", "model": model_name, "results": results, "usage": usage}
+    return Answer(index=item.index, body=body, usage=usage)

@@ -5,10 +5,11 @@ Knows nothing about weights or batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from tokenizers import Tokenizer
 
 from pipeline.errors import ContextLengthExceeded, ModelUnsupported, NoChatTemplate
 from pipeline.ports import JsonObject
@@ -34,16 +35,12 @@ _PLAIN_TURN = (
 )
 
 
-class TextTokenizer(Protocol):
-    """What is used of a transformers tokenizer; it must be a fast one, which knows offsets."""
+class ChatTokenizer(Protocol):
+    """What is used of mlx-lm's wrapper of a transformers tokenizer."""
 
-    chat_template: str | None
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    has_chat_template: bool
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> Any: ...
-
-    def __call__(self, text: str, **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +54,23 @@ class Judgement:
 class Judge:
     """Writes the prompt of a query-document pair and knows the tokens of yes and no."""
 
-    def __init__(self, tokenizer: TextTokenizer, *, is_qwen3_reranker: bool, max_length: int) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, *, is_qwen3_reranker: bool, max_length: int) -> None:
         """Raises NoChatTemplate, or ModelUnsupported where yes or no is not one token."""
         self.protocol = "qwen3_reranker" if is_qwen3_reranker else "chat"
         self.max_length = max_length
-        self._tokenizer = tokenizer
+        self._chat = tokenizer
+        # The Rust tokenizer itself: it knows offsets, and it does not warn about a text that will be cut.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ModelUnsupported("reranking needs a tokenizer in its fast form", hint="save a tokenizer.json")
+        backend.no_truncation()
+        backend.no_padding()
+        self._tokenizer = backend
         yes, no = ("yes", "no") if is_qwen3_reranker else ("Yes", "No")
         self.yes_id, self.no_id = self._single_token(yes), self._single_token(no)
 
     def _single_token(self, word: str) -> int:
-        ids = self._tokenizer.encode(word, add_special_tokens=False)
+        ids: list[int] = self._tokenizer.encode(word, add_special_tokens=False).ids
         if len(ids) != 1:
             raise ModelUnsupported(f"{word!r} is {len(ids)} tokens of this model; reranking needs one")
         return ids[0]
@@ -87,10 +91,10 @@ class Judge:
         return Question(self._tokenizer, (head, middle, tail), self.max_length)
 
     def _render(self, turn: str) -> str:
-        if not self._tokenizer.chat_template:
+        if not self._chat.has_chat_template:
             raise NoChatTemplate("the model has no chat template, and reranking asks it as a chat")
         # A model that can think aloud would put its thoughts where the answer is read.
-        rendered = self._tokenizer.apply_chat_template(
+        rendered = self._chat.apply_chat_template(
             [{"role": "user", "content": turn}], tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
         return str(rendered)
@@ -99,7 +103,7 @@ class Judge:
 class Question:
     """A prompt with two places to fill."""
 
-    def __init__(self, tokenizer: TextTokenizer, parts: tuple[str, str, str], max_length: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, parts: tuple[str, str, str], max_length: int) -> None:
         self._tokenizer = tokenizer
         self._parts = parts
         self._max_length = max_length
@@ -131,18 +135,18 @@ class Question:
 
     def _encode(self, query: str, document: str) -> list[int]:
         head, middle, tail = self._parts
-        return self._tokenizer.encode(f"{head}{query}{middle}{document}{tail}", add_special_tokens=False)
+        encoding = self._tokenizer.encode(f"{head}{query}{middle}{document}{tail}", add_special_tokens=False)
+        return list(encoding.ids)
 
     def _shortened(self, document: str, excess: int) -> str:
         """The document without its last ``excess`` tokens, at least one character shorter."""
-        encoding = self._tokenizer(document, add_special_tokens=False, return_offsets_mapping=True)
-        offsets: Sequence[tuple[int, int]] = encoding["offset_mapping"]
+        offsets: list[tuple[int, int]] = self._tokenizer.encode(document, add_special_tokens=False).offsets
         kept = len(offsets) - excess
         end = offsets[kept - 1][1] if kept > 0 else 0
         return document[: min(end, len(document) - 1)]
 
 
-def is_qwen3_reranker(config: JsonObject, folder: Path, name: str, tokenizer: TextTokenizer) -> bool:
+def is_qwen3_reranker(config: JsonObject, folder: Path, name: str, tokenizer: ChatTokenizer) -> bool:
     """Whether a checkpoint was trained on the Qwen3-Reranker protocol.
 
     Its configuration is that of a plain Qwen3, so the name it goes by has to tell: what the user wrote, its folder,
@@ -151,4 +155,6 @@ def is_qwen3_reranker(config: JsonObject, folder: Path, name: str, tokenizer: Te
     if config.get("model_type") != "qwen3":
         return False
     names = (name, *folder.parts[-3:], str(config.get("_name_or_path", "")))
-    return any("qwen3-reranker" in text.lower() for text in names) or _QWEN3_SYSTEM in (tokenizer.chat_template or "")
+    return any("qwen3-reranker" in text.lower() for text in names) or _QWEN3_SYSTEM in str(
+        getattr(tokenizer, "chat_template", "")
+    )

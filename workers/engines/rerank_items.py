@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.errors import InvalidValue, UnsupportedParameter
+from pipeline.errors import InvalidValue, ItemError, UnsupportedParameter
 from pipeline.ports import Answer, JsonObject
 from pipeline.specs import Overflow
 from pipeline.specs.base import Frozen
@@ -36,11 +36,14 @@ class RerankRequest:
 
 
 def parse_body(body: JsonObject) -> RerankRequest:
-    """Read an item's body; a null asks for nothing. Raises UnsupportedParameter or InvalidValue."""
+    """Read an item's body; a null asks for nothing. Raises an ItemError naming the parameter."""
     for name, value in body.items():
         if name not in _BODY_KEYS and value is not None:
             raise UnsupportedParameter(f"reranking does not support the parameter {name!r}", param=name)
-    documents = body.get("documents")
+    for name in ("query", "documents"):
+        if body.get(name) is None:
+            raise ItemError(f"{name} is missing", code="missing_field", param=name)
+    documents = body["documents"]
     if not isinstance(documents, list) or not documents:
         raise InvalidValue("documents must be a list that is not empty", param="documents")
     top_n = body.get("top_n")
@@ -52,7 +55,7 @@ def parse_body(body: JsonObject) -> RerankRequest:
             f"return_documents must be true or false, not {return_documents!r}", param="return_documents"
         )
     return RerankRequest(
-        query=_text(body.get("query"), "query"),
+        query=_text(body["query"], "query"),
         documents=tuple(_document(document, place) for place, document in enumerate(documents)),
         top_n=top_n,
         return_documents=bool(return_documents),

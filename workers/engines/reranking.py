@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 from pydantic import ValidationError
 
 from pipeline.errors import ItemError, JobError
@@ -44,6 +45,9 @@ HARD_LENGTH_LIMIT = 8192
 PROBE_TOLERANCE = {"float32": 1e-4}
 PROBE_TOLERANCE_HALF = 2e-2
 
+#: Most tokens of a row in one forward.
+STEP_TOKENS = 1024
+
 _PROBE_QUERY = "What is the capital of France?"
 _PROBE_DOCUMENTS = (
     "Paris.",
@@ -51,8 +55,15 @@ _PROBE_DOCUMENTS = (
     "The seat of government has been in Paris for most of the country's history, apart from a few years of war.",
 )
 
+#: Called between the steps of a long forward, for whoever watches that something moves.
+Tick = Callable[[], None]
+
 #: [B, L] right-padded ids and [B] lengths to [B, V] logits at each row's last token.
-LastLogits = Callable[[mx.array, mx.array], mx.array]
+LastLogits = Callable[[mx.array, mx.array, Tick], mx.array]
+
+
+def _no_tick() -> None:
+    """Nobody watches while a model is loaded."""
 
 
 class RerankingEngine:
@@ -132,6 +143,7 @@ class RerankingEngine:
                     tally.count("truncated", sum(pair.truncated for pair in pairs))
                     tally.count("pairs", len(pairs))
                 emit(answer)
+            emit(tally.progress())
             emit(Boundary())
         return tally.stats()
 
@@ -166,6 +178,7 @@ class RerankingEngine:
                     emit(answer)
                     has_told = True
         if has_told:
+            emit(tally.progress())
             emit(Boundary())
         return requests, judgements
 
@@ -178,7 +191,7 @@ class RerankingEngine:
             if should_stop():
                 return None
             with tally.call():
-                scores = self._score([row.ids for row in batch])
+                scores = self._score([row.ids for row in batch], lambda: emit(tally.progress()))
             for row, score in zip(batch, scores, strict=True):
                 found[row.item, row.ordinal] = score
             tally.add_tokens(sum(len(row.ids) for row in batch))
@@ -186,18 +199,18 @@ class RerankingEngine:
             emit(tally.progress())
         return {item: [found[key] for key in sorted(found) if key[0] == item] for item in group.items}
 
-    def _score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+    def _score(self, rows: Sequence[Sequence[int]], tick: Tick) -> list[float]:
         """Probability of yes against no for each row."""
         assert self._last_logits is not None
         # What fills a row up stands behind its last token and, as the model is causal, before nothing that is read.
         ids, lengths = pad_right(rows, pad_id=0)
-        logits = self._last_logits(ids, lengths).astype(mx.float32)
+        logits = self._last_logits(ids, lengths, tick).astype(mx.float32)
         scores: Any = mx.sigmoid(logits[:, self._judge.yes_id] - logits[:, self._judge.no_id]).tolist()
         return [float(score) for score in scores]
 
     def _probe(self, rows: Sequence[Sequence[int]]) -> float:
         """Largest change of a score between alone and in one batch; infinite where a score is not a number."""
-        pairs = zip(self._score(rows), (self._score([row])[0] for row in rows), strict=True)
+        pairs = zip(self._score(rows, _no_tick), (self._score([row], _no_tick)[0] for row in rows), strict=True)
         changes = [abs(together - alone) for together, alone in pairs]
         return max(changes) if all(map(math.isfinite, changes)) else math.inf
 
@@ -224,21 +237,45 @@ def _choose_head(model: Any, rows: Sequence[Sequence[int]], tolerance: float) ->
     where the model's parts allow that; the model's own whole forward decides whether the result is the same.
     """
 
-    def whole(ids: mx.array, lengths: mx.array) -> mx.array:
-        logits: mx.array = model(ids)
-        return logits[mx.arange(ids.shape[0]), lengths - 1]
+    def whole(ids: mx.array, lengths: mx.array, tick: Tick) -> mx.array:
+        return _read_last(model, model, ids, lengths, tick)
 
     body = getattr(model, "model", None)
     head = getattr(model, "lm_head", None) or getattr(getattr(body, "embed_tokens", None), "as_linear", None)
     if body is None or head is None:
         return whole, "whole"
 
-    def last_column(ids: mx.array, lengths: mx.array) -> mx.array:
-        hidden = body(ids)
-        logits: mx.array = head(hidden[mx.arange(ids.shape[0]), lengths - 1])
+    def last_column(ids: mx.array, lengths: mx.array, tick: Tick) -> mx.array:
+        logits: mx.array = head(_read_last(model, body, ids, lengths, tick))
         return logits
 
     ids, lengths = pad_right(rows, pad_id=0)
     # A model that scales or caps its logits does so after the head, and fails here.
-    same = mx.allclose(last_column(ids, lengths), whole(ids, lengths), rtol=tolerance, atol=tolerance)
+    same = mx.allclose(
+        last_column(ids, lengths, _no_tick), whole(ids, lengths, _no_tick), rtol=tolerance, atol=tolerance
+    )
     return (last_column, "last_column") if same.item() else (whole, "whole")
+
+
+def _read_last(model: Any, part: Any, ids: mx.array, lengths: mx.array, tick: Tick) -> mx.array:
+    """[B, ...]: what ``part`` of the model gives at each row's last token.
+
+    Rows longer than a step are read in several, with a cache, so that memory grows with a step times a row and not
+    with the square of a row.
+    """
+    B, L = ids.shape
+    last = lengths - 1
+    if L <= STEP_TOKENS:
+        states: mx.array = part(ids)
+        return states[mx.arange(B), last]
+    cache = make_prompt_cache(model)
+    found: mx.array | None = None
+    for start in range(0, L, STEP_TOKENS):
+        states = part(ids[:, start : start + STEP_TOKENS], cache=cache)
+        here = states[mx.arange(B), mx.clip(last - start, 0, states.shape[1] - 1)]
+        # A row that ended in an earlier step keeps what was found there.
+        found = here if found is None else mx.where((last >= start)[:, None], here, found)
+        mx.eval(found, [layer.state for layer in cache])
+        tick()
+    assert found is not None
+    return found
