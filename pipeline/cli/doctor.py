@@ -20,7 +20,8 @@ def doctor(context: Context, as_json: bool) -> int:
       pipeline doctor
       pipeline doctor --json | jq '.[] | select(.level != "ok")'
     """
-    from pipeline.cli.checks import Level, run_checks
+    from pipeline.cli.checks import run_checks
+    from pipeline.cli.finding import Level
 
     findings = []
     for finding in run_checks(context):

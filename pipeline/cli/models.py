@@ -109,13 +109,12 @@ def known_models(settings: Settings) -> Iterator[tuple[str, str, Path]]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    """What the files say; a checkpoint that cannot be read is told of and harms no other row."""
     from pipeline.checkpoints import describe
 
     if path.is_file():
-        return {"kind": "gguf file", "size": show_bytes(path.stat().st_size), "hint": f"pipeline models convert {path}"}
+        return {"kind": "gguf file", "size": show_bytes(path.stat().st_size)}
     try:
         found = describe(path)
-    except PipelineError as error:
+    except PipelineError as error:  # told of, and no harm to other rows
         return {"error": str(error)}
     return {**asdict(found), "path": str(path), "size": show_bytes(found.parameter_bytes)}

@@ -100,7 +100,6 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
 
 
 def _files(deployment: Deployment, report: JobReport) -> list[tuple[str, str]]:
-    """Where the job's files lie."""
     uris = [("output", report.job.output_uri), ("errors", report.job.errors_uri)]
     return [(name, deployment.store.locate(uri)) for name, uri in uris if uri]
 

@@ -53,7 +53,8 @@ def follow(
 
     ``check_alive`` is called while it has not, and may raise. A database that is away for a while is waited for.
     """
-    from pipeline.cli.progress import Meter, make_display
+    from pipeline.cli.meter import Meter
+    from pipeline.cli.progress import make_display
     from pipeline.errors import TransientError
     from pipeline.jobs.status import find_job
 

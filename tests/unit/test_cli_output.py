@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.checks import Level, judge_blas
+from pipeline.cli.finding import Level
+from pipeline.cli.host_checks import judge_blas
 from pipeline.cli.measures import aggregate, show_measures
+from pipeline.cli.meter import Meter
 from pipeline.cli.output import count_of, print_table, show_bytes, show_seconds
-from pipeline.cli.progress import Meter
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView, Measurement
 
