@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.fixtures.services", "tests.fixtures.house", "tests.fixtures.models"]
+pytest_plugins = ["tests.fixtures.services", "tests.fixtures.house", "tests.fixtures.models", "tests.fixtures.encoders"]
 
 # Tests assert behaviour, never seconds.
 hypothesis.settings.register_profile("pipeline", deadline=None)
