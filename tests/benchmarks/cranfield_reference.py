@@ -3,7 +3,9 @@
 What the pipeline's own figure is compared with. It shares no code with the pipeline, and runs in a process of its own
 that loads neither faiss nor mlx:
 
-    CRANFIELD_DIR=... python tests/benchmarks/cranfield_reference.py [MODEL_FOLDER]
+    CRANFIELD_DIR=... python tests/benchmarks/cranfield_reference.py [MODEL_FOLDER] [--documents N]
+
+With ``--documents`` the collection is its first N documents, the judgements of those, and the queries that have one.
 
 The rules, for whoever compares:
 - a document's text is ``title + " " + text``, one string, also where the text is empty; a query's is its ``text``;
@@ -17,6 +19,7 @@ Prints one line of JSON: ``{"ndcg@10", "recall@100", "documents", "queries", "tr
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -40,9 +43,16 @@ def main() -> None:
     """Run it all; the data's folder comes from CRANFIELD_DIR."""
     started = time.monotonic()
     data = Path(os.environ["CRANFIELD_DIR"])
-    documents = _read_jsonl(data / "corpus.jsonl")
-    queries = _read_jsonl(data / "queries.jsonl")
-    encoder = Encoder(Path(sys.argv[1]) if len(sys.argv) > 1 else find_packaged_model())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--documents", type=int)
+    asked = parser.parse_args()
+    documents = _read_jsonl(data / "corpus.jsonl")[: asked.documents]
+    present = {row["_id"] for row in documents}
+    qrels = [judgement for judgement in _read_qrels(data / "qrels.tsv") if judgement.doc_id in present]
+    judged = {judgement.query_id for judgement in qrels}
+    queries = [row for row in _read_jsonl(data / "queries.jsonl") if row["_id"] in judged]
+    encoder = Encoder(asked.model or find_packaged_model())
     document_vectors = encoder.encode([f"{row['title']} {row['text']}" for row in documents])
     query_vectors = encoder.encode([row["text"] for row in queries])
     cosines = query_vectors @ document_vectors.T
@@ -51,7 +61,7 @@ def main() -> None:
         for query, row in zip(queries, cosines, strict=True)
         for place in np.argsort(-row, kind="stable")[:DEPTH]
     ]
-    figures = ir_measures.calc_aggregate([nDCG @ 10, R @ DEPTH], _read_qrels(data / "qrels.tsv"), run)
+    figures = ir_measures.calc_aggregate([nDCG @ 10, R @ DEPTH], qrels, run)
     assert not {"faiss", "mlx"} & set(sys.modules)
     report = {
         "ndcg@10": figures[nDCG @ 10],
