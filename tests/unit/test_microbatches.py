@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engines.microbatches import freeze_groups
+from workers.engines.microbatches import LEAST_FILL, SHORT_TOKENS, freeze_groups
 
 SHARDS = st.dictionaries(
-    st.integers(0, 60), st.lists(st.integers(1, 50).map(lambda size: [7] * size), min_size=1, max_size=12), max_size=25
+    st.integers(0, 60), st.lists(st.integers(1, 90).map(lambda size: [7] * size), min_size=1, max_size=12), max_size=25
 )
 
 
@@ -35,6 +35,14 @@ def test_rows_of_like_length_share_a_batch() -> None:
     lengths = [3, 40, 4, 41, 5, 39, 2, 42]
     groups = freeze_groups({item: [[7] * length] for item, length in enumerate(lengths)}, 4)
     assert [sorted(len(row.ids) for row in group.batches[0]) for group in groups] == [[39, 40, 41, 42], [2, 3, 4, 5]]
+
+
+@given(rows_of=SHARDS, batch_size=st.integers(1, 9))
+def test_long_batches_are_mostly_tokens(rows_of: dict[int, list[list[int]]], batch_size: int) -> None:
+    for group in freeze_groups(rows_of, batch_size):
+        for batch in group.batches:
+            lengths = [len(row.ids) for row in batch]
+            assert max(lengths) <= SHORT_TOKENS or sum(lengths) >= LEAST_FILL * len(lengths) * max(lengths)
 
 
 def test_group_is_answered_when_all_its_items_are() -> None:

@@ -6,11 +6,17 @@ that leaves out finished groups computes the others exactly as an undisturbed on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+
+#: Least share of a batch's cells that hold tokens and not padding; a row that would go below starts another batch.
+LEAST_FILL = 0.75
+
+#: Rows up to this many tokens share a batch whatever their lengths: another forward would cost more than padding.
+SHORT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +43,55 @@ def freeze_groups(rows_of: Mapping[int, Sequence[Sequence[int]]], batch_size: in
     """Cut a shard into groups, longest rows first, so that a lack of memory shows at once and padding is small.
 
     ``rows_of`` holds the token rows of every item that has any. Items are sorted by their longest row and joined
-    while their rows fit one batch; an item with more rows than that has a group of its own, in several batches.
+    while their rows fit one batch; an item whose rows do not has a group of its own, in several batches.
     """
     order = sorted(rows_of, key=lambda item: (-max(map(len, rows_of[item])), item))
     groups: list[Group] = []
     members: list[int] = []
-    count = 0
+    gauge = _Gauge(batch_size)
     for item in order:
-        if members and count + len(rows_of[item]) > batch_size:
+        lengths = sorted(map(len, rows_of[item]), reverse=True)
+        if members and not gauge.has_room(lengths):
             groups.append(_group(members, rows_of, batch_size))
-            members, count = [], 0
+            members, gauge = [], _Gauge(batch_size)
         members.append(item)
-        count += len(rows_of[item])
+        gauge.add(lengths)
     if members:
         groups.append(_group(members, rows_of, batch_size))
     return groups
 
 
+class _Gauge:
+    """How full a batch is; rows come longest first."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._longest = self._rows = self._tokens = 0
+
+    def has_room(self, lengths: Sequence[int]) -> bool:
+        rows, longest = self._rows + len(lengths), self._longest or lengths[0]
+        if rows > self._batch_size:
+            return False
+        return longest <= SHORT_TOKENS or self._tokens + sum(lengths) >= LEAST_FILL * rows * longest
+
+    def add(self, lengths: Sequence[int]) -> None:
+        self._longest = self._longest or lengths[0]
+        self._rows += len(lengths)
+        self._tokens += sum(lengths)
+
+
 def _group(members: Sequence[int], rows_of: Mapping[int, Sequence[Sequence[int]]], batch_size: int) -> Group:
     rows = [Row(item, ordinal, ids) for item in members for ordinal, ids in enumerate(rows_of[item])]
     rows.sort(key=lambda row: (-len(row.ids), row.item, row.ordinal))
-    return Group(tuple(sorted(members)), tuple(_slices(rows, batch_size)))
-
-
-def _slices(rows: Sequence[Row], size: int) -> Iterator[tuple[Row, ...]]:
-    for start in range(0, len(rows), size):
-        yield tuple(rows[start : start + size])
+    batches: list[list[Row]] = []
+    gauge = _Gauge(batch_size)
+    for row in rows:
+        if not batches or not gauge.has_room([len(row.ids)]):
+            batches.append([])
+            gauge = _Gauge(batch_size)
+        batches[-1].append(row)
+        gauge.add([len(row.ids)])
+    return Group(tuple(sorted(members)), tuple(map(tuple, batches)))
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[mx.array, mx.array]:
