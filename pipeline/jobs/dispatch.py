@@ -45,7 +45,10 @@ def celery_options(settings: Settings) -> dict[str, Any]:
 
 
 def _folder_options(settings: Settings) -> dict[str, Any]:
-    """kombu's filesystem transport: one folder that all processes of a machine read and write."""
+    """The embedded broker: one folder that all processes of a machine read and write."""
+    from pipeline.jobs.folder_broker import install_transport
+
+    install_transport()
     root = settings.home_path / "broker"
     for name in ("messages", "control"):
         (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
