@@ -51,7 +51,7 @@ REQUESTS: tuple[tuple[str, str, int], ...] = (
 QUESTIONS: tuple[str, ...] = (
     "How do I handle an exception and clean up afterwards?",
     "How does a for loop go through a sequence?",
-    "What happens when the left side of an assignment is a list of names?",
+    "How do I define a class that inherits from another one?",
 )
 
 

@@ -12,7 +12,7 @@ from pipeline.cli.output import print_table
 from pipeline.cli.packaged import MINILM, SMOLLM2
 
 #: Topics longer than this many characters are left out, so that the demo stays short on a slow machine.
-_LONGEST_TOPIC = 10_000
+_LONGEST_TOPIC = 8_000
 
 #: Answers that are shown.
 _SHOWN = 4
