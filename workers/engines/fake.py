@@ -59,6 +59,7 @@ class FakeScript(Frozen):
     crashes: Mapping[str, Literal["abort", "kill"]] = Field(default_factory=dict)
     stalls: tuple[str, ...] = ()
     once_folder: str | None = None
+    journal: str | None = Field(default=None, description="file that gets `pid custom_id` before each item is played")
 
 
 class FakeEngine:
@@ -120,6 +121,9 @@ class FakeEngine:
 
     def _play(self, item: WorkItem, model_name: str) -> Answer:
         script = self._script
+        if script.journal is not None:
+            with Path(script.journal).open("a", encoding="utf-8") as journal:
+                journal.write(f"{os.getpid()} {item.custom_id}\n")
         time.sleep(script.delay_s)
         if item.custom_id in script.crashes and self._is_due("crash", item.custom_id):
             _die(script.crashes[item.custom_id])
