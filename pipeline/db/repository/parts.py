@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import insert, select
 
-from pipeline.db.models import EmbeddingSpace, ItemErrorRow, Part, Vector, VectorFile
+from pipeline.db.models import EmbeddingSpace, Part, Vector, VectorFile
 from pipeline.db.repository.base import Repository, to_value, utc_now
 from pipeline.db.repository.shards import ShardRepository
 from pipeline.db.values import ItemFailure, NewPart, NewVectors, PartView, ShardLease
@@ -34,7 +34,8 @@ class PartRepository(Repository):
         vectors: NewVectors | None = None,
     ) -> None:
         """Make a part real, with its counts, its errors and its vectors, in this transaction; raises LeaseLost."""
-        ShardRepository(self._session).count_part(lease, succeeded=part.succeeded, errored=part.errored)
+        shards = ShardRepository(self._session)
+        shards.count_part(lease, succeeded=part.succeeded, errored=part.errored)
         row = Part(
             shard_id=lease.shard_id,
             token=lease.token,
@@ -47,17 +48,7 @@ class PartRepository(Repository):
             created_at=utc_now(),
         )
         self._session.add(row)
-        self._session.add_all(
-            ItemErrorRow(
-                job_id=lease.shard.job_id,
-                shard_id=lease.shard_id,
-                custom_id=item.custom_id,
-                line=item.line,
-                code=item.code,
-                message=item.message,
-            )
-            for item in failures
-        )
+        shards.add_errors(lease, failures)
         self._session.flush()
         if vectors is not None:
             self._add_vectors(lease, row.id, vectors)

@@ -123,17 +123,7 @@ class ShardRepository(Repository):
         remaining = self._end(lease, ShardStatus.FAILED, last_error=reason[:ERROR_CHARS])
         if remaining != len(unanswered):
             raise AssertionError(f"shard {lease.shard_id}: {remaining} unanswered items, {len(unanswered)} named")
-        self._session.add_all(
-            ItemErrorRow(
-                job_id=lease.shard.job_id,
-                shard_id=lease.shard_id,
-                custom_id=item.custom_id,
-                line=item.line,
-                code=item.code,
-                message=item.message,
-            )
-            for item in unanswered
-        )
+        self.add_errors(lease, unanswered)
         self._move_counts(lease.shard.job_id, "errored", remaining)
 
     def give_back(
@@ -192,6 +182,20 @@ class ShardRepository(Repository):
         processing = self._session.scalar(select(Job.processing).where(Job.id == job_id, Job.shards_total == 0))
         if processing:
             self._settle(job_id, processing)
+
+    def add_errors(self, lease: ShardLease, failures: Sequence[ItemFailure]) -> None:
+        """A row for each item that erred; part of the transaction that moves the counts."""
+        self._session.add_all(
+            ItemErrorRow(
+                job_id=lease.shard.job_id,
+                shard_id=lease.shard_id,
+                custom_id=item.custom_id,
+                line=item.line,
+                code=item.code,
+                message=item.message,
+            )
+            for item in failures
+        )
 
     # --- inside ---
 
