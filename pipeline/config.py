@@ -55,7 +55,6 @@ class Settings(BaseModel):
     queues: Words = Field(default=ALL_QUEUES, description="queues a worker serves")
     slots: int = Field(default=1, ge=1, le=64, description="shards a worker runs at the same time, one child each")
     models: dict[str, str] = Field(default_factory=dict, description="names for model folders: `name: folder`")
-    trust_remote_code: Words = Field(default=(), description="models (by name) whose own code may run; none by default")
 
     lease_s: float = Field(default=20.0, gt=0, description="a lease whose counter stands still this long is stale")
     renew_s: float = Field(default=5.0, gt=0, description="how often a lease is renewed; at most a third of `lease_s`")
@@ -71,7 +70,9 @@ class Settings(BaseModel):
     part_items: int = Field(default=256, ge=1, description="answers that become durable together, at most")
     part_s: float = Field(default=15.0, gt=0, description="oldest age of an answer that is not durable yet")
     max_line_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="longest line of an input file")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that a worker's log shows"
+    )
 
     @property
     def home_path(self) -> Path:

@@ -39,8 +39,9 @@ def service() -> WorkerService:
 
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
-def refuse_other_pools(instance: Any = None, options: dict[str, Any] | None = None, **_: Any) -> None:
-    """``celery worker`` defaults to prefork; stop it before it forks."""
+def refuse_command(instance: Any = None, options: dict[str, Any] | None = None, **_: Any) -> None:
+    """``celery worker`` forks by default and has no service in any case; stop it before it does either."""
     pool = (options or {}).get("pool") or getattr(instance, "pool_cls", None)
-    if "threads" not in str(pool) and "thread" not in getattr(pool, "__module__", ""):
+    if "thread" not in f"{pool} {getattr(pool, '__module__', '')}":
         raise SystemExit(f"pool {pool!s} refused: {POOL_REASON}")
+    raise SystemExit("`celery worker` starts no engine service: start workers with `pipeline worker`")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pipeline.config import Settings
 from pipeline.errors import NotFound
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.service import WorkerService
+from workers.consumer import DoorbellConsumer
 from workers.roles import Role
 from workers.supervisor import Supervisor
 
@@ -55,17 +55,8 @@ class WorkerProcess:
         from tasks.app import install
 
         app = install(self._settings, self.service)
-        worker = app.WorkController(  # the controller, not the command's Worker: signals stay ours
-            pool="threads",
-            concurrency=self.role.concurrency,
-            queues=list(self.role.queues),
-            hostname=f"{self.role.worker_id[:12]}@{socket.gethostname()}",
-            loglevel=self._settings.log_level.upper(),
-            without_mingle=True,
-            without_gossip=True,
-            without_heartbeat=True,
-        )
-        self._run(worker.start, worker.stop)
+        consumer = DoorbellConsumer(app, self.role, log_level=self._settings.log_level)
+        self._run(consumer.run, consumer.stop)
 
     def serve_until(self, job_id: str) -> None:
         """Work without a broker until a job has ended; raises NotFound."""

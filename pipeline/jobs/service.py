@@ -107,7 +107,9 @@ class WorkerService:
             return self.serve(queue)
         except PipelineError as error:
             log.warning("serve_failed", extra={"queue": queue, "reason": str(error)})
-            return 0
+        except Exception:
+            log.exception("serve_failed")  # a fault of ours must not end the slot's thread
+        return 0
 
     def look(self) -> None:
         """Serve for as long as the process lives: one idle look every ``poll_s``, or when there is news."""
@@ -194,6 +196,8 @@ class WorkerService:
                 finalize(self._deployment, job_id, owner=self.worker_id, lease=lease)
         except PipelineError as error:
             log.warning("control_failed", extra={"work": work, "job": job_id, "reason": str(error)})
+        except Exception:
+            log.exception("control_failed", extra={"work": work, "job": job_id})
 
     def _can_plan(self, job_id: str) -> bool:
         """A job that pins a model is planned where that model is."""
@@ -214,6 +218,8 @@ class WorkerService:
             self._reconciler.tick()
         except TransientError as error:
             log.warning("tick_failed", extra={"reason": str(error)})
+        except Exception:
+            log.exception("tick_failed")  # without ticks the worker would be taken for dead
 
     def drain(self) -> None:
         """Take no more shards; those running stop soon, keep what is finished and give their leases back."""
