@@ -78,16 +78,18 @@ def follow(
                     break
                 check_alive()
             time.sleep(POLL_S)
-    _say_end(job)
+    _say_end(deployment, job)
     return job
 
 
-def _say_end(job: JobView) -> None:
-    from pipeline.jobs.status import describe_result
+def _say_end(deployment: Deployment, job: JobView) -> None:
+    from pipeline.jobs.status import count_errors, describe_result
 
     talk(f"{job.id} {describe_result(job)}: {job.succeeded:,} succeeded, {job.errored:,} erred of {job.total:,}")
     if job.error_message:
         talk(f"{job.error_code}: {job.error_message}")
+    if job.errored:
+        talk("errors: " + ", ".join(f"{code} {count:,}" for code, count in count_errors(deployment, job.id)))
 
 
 class _Speed:

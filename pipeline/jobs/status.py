@@ -56,6 +56,12 @@ def report_job(deployment: Deployment, job_id: str) -> JobReport:
     return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors[:3], served)
 
 
+def count_errors(deployment: Deployment, job_id: str) -> Sequence[tuple[str, int]]:
+    """The most frequent error codes of a job's items."""
+    with deployment.database.read() as uow:
+        return uow.jobs.error_counts(job_id)
+
+
 def list_jobs(deployment: Deployment, *, statuses: Collection[JobStatus] = (), limit: int = 50) -> Sequence[JobView]:
     """Newest first."""
     with deployment.database.read() as uow:
