@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.errors import ConfigError
 
@@ -28,6 +28,11 @@ ENV_CONFIG = "PIPELINE_CONFIG"
 QueueName = Literal["generate", "embed", "rerank", "index", "control"]
 
 ALL_QUEUES: tuple[QueueName, ...] = ("generate", "embed", "rerank", "index", "control")
+
+
+#: Seconds after which another process takes over the reconcile lease; short, so that with a shard's own lease the time
+#: to recover from a dead worker that held both stays well under a minute.
+RECONCILE_LEASE_S = 10.0
 
 
 def _split_words(value: object) -> object:
@@ -73,6 +78,18 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least level that a worker's log shows"
     )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        """What no single value can be wrong about."""
+        if self.renew_s > self.lease_s / 3:
+            raise ValueError("renew_s must be at most a third of lease_s")
+        if self.reconcile_s > min(self.lease_s, RECONCILE_LEASE_S) / 4:
+            raise ValueError(f"reconcile_s must be at most a quarter of lease_s and of {RECONCILE_LEASE_S:.0f}")
+        unknown = [queue for queue in self.queues if queue not in ALL_QUEUES]
+        if unknown:
+            raise ValueError(f"queues: no queue {unknown[0]!r}; they are {', '.join(ALL_QUEUES)}")
+        return self
 
     @property
     def home_path(self) -> Path:
@@ -131,13 +148,12 @@ def load_settings(config: Path | None = None, environ: Mapping[str, str] | None 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = str(first["loc"][0]) if first["loc"] else ""
-        raise ConfigError(f"{key}: {first['msg']}", place=origins.get(key), hint="see docs/configuration.md") from None
-    if settings.renew_s > settings.lease_s / 3:
-        place = next((origins[k] for k in ("renew_s", "lease_s") if origins[k] != "default"), None)
-        raise ConfigError("renew_s must be at most a third of lease_s", place=place)
-    unknown = [queue for queue in settings.queues if queue not in ALL_QUEUES]
-    if unknown:
-        raise ConfigError(f"queues: no queue {unknown[0]!r}; they are {', '.join(ALL_QUEUES)}", place=origins["queues"])
+        text = first["msg"].removeprefix("Value error, ")
+        given = [
+            origin for name, origin in origins.items() if origin != "default" and name in text.replace(":", " ").split()
+        ]
+        place = origins.get(key) or (given[0] if given else None)
+        raise ConfigError(f"{key}: {text}" if key else text, place=place, hint="see docs/configuration.md") from None
     return LoadedSettings(settings, origins)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from pipeline.config import Settings
-from pipeline.errors import NotFound
+from pipeline.errors import NotFound, TransientError
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.service import WorkerService
 from workers.consumer import DoorbellConsumer
@@ -42,8 +42,8 @@ class WorkerProcess:
             memory_bytes=self.role.memory_bytes,
             only_job=only_job,
         )
-        self._threads = [threading.Thread(target=self._tick, name="tick", daemon=True)]
-        self._threads += [
+        self._ticker = threading.Thread(target=self._tick, name="tick", daemon=True)
+        self._slots = [
             threading.Thread(target=self.service.look, name=f"slot-{number}", daemon=True)
             for number in range(self.role.slots)
         ]
@@ -56,42 +56,51 @@ class WorkerProcess:
 
         app = install(self._settings, self.service)
         consumer = DoorbellConsumer(app, self.role, log_level=self._settings.log_level)
-        self._run(consumer.run, consumer.stop)
+        consumer.start()
+        try:
+            self._run(self._stop.wait)
+        finally:
+            consumer.stop()
 
     def serve_until(self, job_id: str) -> None:
         """Work without a broker until a job has ended; raises NotFound."""
         with self._deployment.database.read() as uow:
             if uow.jobs.get(job_id) is None:
                 raise NotFound(f"no job {job_id}")
+        self._run(lambda: self._wait_for(job_id))
 
-        def wait() -> None:
-            while not self._stop.wait(UNTIL_POLL_S):
+    def _wait_for(self, job_id: str) -> None:
+        while not self._stop.wait(UNTIL_POLL_S):
+            try:
                 with self._deployment.database.read() as uow:
                     job = uow.jobs.get(job_id)
-                if job is None or job.status.is_terminal:
-                    return
+            except TransientError as error:
+                log.warning("job_not_read", extra={"job": job_id, "reason": str(error)})
+                continue
+            if job is None or job.status.is_terminal:
+                return
 
-        self._run(wait, lambda: None)
-
-    def _run(self, body: Callable[[], None], stop: Callable[[], None]) -> None:
-        signals = Signals(self, stop)
-        for thread in self._threads:
+    def _run(self, wait: Callable[[], object]) -> None:
+        """Work until ``wait`` returns; then give back what is held, in the order that lets nothing start again."""
+        for thread in (self._ticker, *self._slots):
             thread.start()
         log.info("worker_started", extra={"worker": self.role.worker_id, "queues": ",".join(self.role.queues)})
         try:
-            with signals:
-                body()
+            with Signals(self.stop):
+                wait()
         finally:
             self._stop.set()
+            self._ticker.join()
             self.service.close()
-            for thread in self._threads:
-                thread.join(timeout=5.0)
+            for thread in self._slots:
+                thread.join(timeout=1.0)
             self._deployment.close()
             log.info("worker_stopped", extra={"worker": self.role.worker_id})
 
     def stop(self) -> None:
-        self._stop.set()
+        """Begin to drain; ``_run`` does the rest."""
         self.service.drain()
+        self._stop.set()
 
     def _tick(self) -> None:
         while not self._stop.is_set():
@@ -103,9 +112,8 @@ class WorkerProcess:
 class Signals:
     """SIGTERM and SIGINT drain; a second one leaves at once, and what was leased is taken back by others."""
 
-    def __init__(self, process: WorkerProcess, stop: Callable[[], None]) -> None:
-        self._process = process
-        self._stop = stop
+    def __init__(self, drain: Callable[[], None]) -> None:
+        self._drain = drain
         self._asked = False
 
     def __enter__(self) -> Signals:
@@ -114,15 +122,11 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        """The handlers stay: a second signal during the drain must still be heard."""
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._asked:
             os._exit(128 + number)
         self._asked = True
+        # Not here: a handler runs on the main thread, between any two steps, and may find a lock taken.
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
-
-    def _drain(self) -> None:
-        self._process.stop()
-        self._stop()

@@ -119,7 +119,6 @@ def upgrade() -> None:
         sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
         sa.Column("loaded_models", sa.Text(), nullable=False, comment="comma-separated digests"),
         sa.Column("status", sa.String(length=16), nullable=False, comment="live, draining, stopped or dead"),
-        sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("heartbeats", sa.BigInteger(), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False, comment="for people; no decision rests on it"),

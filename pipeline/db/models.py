@@ -177,7 +177,6 @@ class Worker(Base):
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     loaded_models: Mapped[str] = mapped_column(Text, default="", comment="comma-separated digests")
     status: Mapped[str] = mapped_column(String(16), comment="live, draining, stopped or dead")
-    draining: Mapped[bool] = mapped_column(default=False)
     heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
     started_at: Mapped[datetime]
     seen_at: Mapped[datetime] = mapped_column(comment="for people; no decision rests on it")

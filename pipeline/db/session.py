@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from pipeline.config import mask_secrets
@@ -27,6 +28,17 @@ from pipeline.errors import AlreadyExists, ConfigError, DatabaseUnavailable
 
 #: How long a SQLite connection waits for another process's short transaction, in milliseconds.
 BUSY_TIMEOUT_MS = 60_000
+
+#: A host that vanishes between UPDATE and COMMIT must not keep its row locks: the server ends an idle transaction and
+#: gives up waiting for a lock after ten seconds, and either side notices a dead connection in twenty.
+POSTGRESQL_ARGS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+    "options": "-c idle_in_transaction_session_timeout=10000 -c lock_timeout=10000",
+}
 
 
 class UnitOfWork:
@@ -77,14 +89,22 @@ class Database:
 
 
 def _make_engine(url: str) -> Engine:
+    # Every slot has a thread of its own, and a keeper beside it; how many there are is the settings' to say.
+    pool = {"pool_size": 4, "max_overflow": -1}
     if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True, pool_size=4, max_overflow=28)
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, pool_size=4, max_overflow=28)
+        return create_engine(url, pool_pre_ping=True, connect_args=POSTGRESQL_ARGS, **pool)
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, **pool)
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "fullfsync=ON",
+            f"busy_timeout={BUSY_TIMEOUT_MS}",
+        ):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
@@ -101,10 +121,19 @@ def _mapped(url: str) -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        if "UNIQUE" in str(error.orig).upper():
+        if _is_doubled_key(error.orig):
             raise AlreadyExists(str(error.orig)) from error
         raise
+    except PoolTimeout as error:
+        raise DatabaseUnavailable(f"{mask_secrets(url)}: no connection became free") from error
     except DBAPIError as error:
         if error.connection_invalidated or type(error).__name__ in ("OperationalError", "InterfaceError"):
             raise DatabaseUnavailable(f"{mask_secrets(url)}: {error.orig}") from error
         raise
+
+
+def _is_doubled_key(error: BaseException | None) -> bool:
+    """By the drivers' own codes: the text of a message may quote what a user wrote."""
+    if getattr(error, "sqlstate", None) == "23505":
+        return True
+    return getattr(error, "sqlite_errorname", "") in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")

@@ -66,7 +66,6 @@ VIEWS: dict[str, str] = {
             workers.host,
             workers.pid,
             workers.status,
-            workers.draining,
             workers.queues,
             workers.slots,
             (SELECT COUNT(*) FROM shards

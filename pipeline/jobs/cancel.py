@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from pipeline.db.states import JobStatus, Outcome
+from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.values import JobView
 from pipeline.errors import Conflict
 from pipeline.jobs.deployment import Deployment
@@ -15,25 +15,37 @@ from pipeline.jobs.status import find_job, live_workers
 def cancel(deployment: Deployment, name: str) -> JobView:
     """Ask for the outcome ``cancelled``; raises NotFound, Conflict when the job has ended or is about to.
 
-    Open shards without a lease end here; a worker ends those it holds. With no worker alive this finalizes too.
+    Open shards without a lease end here; a worker ends those it holds. With no worker alive this command takes their
+    leases back and finalizes by itself. Asking again goes on where an earlier command was interrupted.
     """
     job = find_job(deployment, name)
-    end_early(deployment, job.id, Outcome.CANCELLED)
-    if not live_workers(deployment):
+    with deployment.database.write() as uow:
+        asked = uow.jobs.request_outcome(job.id, Outcome.CANCELLED)
+        now = uow.jobs.get(job.id)
+    if not asked and (now is None or now.status is not JobStatus.CANCELLING):
+        raise Conflict(f"{job.id} is {now.status if now else 'gone'} already")
+    alone = not live_workers(deployment)
+    if alone:
+        _take_back_leases(deployment, job.id)
+    settle(deployment, job.id)
+    if alone:
         finalize(deployment, job.id, owner=uuid.uuid4().hex)
     return find_job(deployment, job.id)
 
 
-def end_early(
-    deployment: Deployment, job_id: str, outcome: Outcome, *, code: str | None = None, message: str | None = None
-) -> None:
-    """Request an outcome and settle all that nobody holds; raises Conflict when it is too late."""
-    with deployment.database.write() as uow:
-        if not uow.jobs.request_outcome(job_id, outcome, code=code, message=message):
-            job = uow.jobs.get(job_id)
-            status = job.status if job else "gone"
-            raise Conflict(f"{job_id} is {status} already")
-    settle(deployment, job_id)
+def _take_back_leases(deployment: Deployment, job_id: str) -> None:
+    """Nobody lives who could hold them; should one wake after all, its token is old (law 2)."""
+    after = -1
+    while True:
+        with deployment.database.read() as uow:
+            page = uow.shards.of_job(job_id, after=after)
+        if not page:
+            return
+        for shard in page:
+            if shard.status is ShardStatus.LEASED:
+                with deployment.database.write() as uow:
+                    uow.shards.take_back(shard, "cancelled while no worker was alive")
+        after = page[-1].ordinal
 
 
 def settle(deployment: Deployment, job_id: str) -> None:

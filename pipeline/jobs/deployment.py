@@ -51,26 +51,39 @@ class Deployment:
 
 
 def _check_identity(database: Database, store: ArtifactStore) -> None:
-    """Law 9: a store belongs to one database. The first to come writes its uuid into both."""
+    """Law 9: a store belongs to one database.
+
+    The uuid is the database's first and the store's second, so that whatever a crash leaves between the two is
+    completed by the next start; two first starts agree on what the database took.
+    """
     with database.read() as uow:
         known = uow.workers.store_uuid()
-    try:
-        found: str | None = json.loads(store.read_bytes(layout.store_marker()))["uuid"]
-    except ArtifactMissing:
-        found = None
-    if known is None:
-        known = found or uuid.uuid4().hex
-        try:
-            with database.write() as uow:
-                uow.workers.set_store_uuid(known)
-        except AlreadyExists:
-            with database.read() as uow:
-                known = uow.workers.store_uuid()
-        if found is None:
-            store.put_bytes(layout.store_marker(), json.dumps({"uuid": known}).encode())
-            return
-    if found != known:
+        has_jobs = bool(uow.jobs.list(limit=1))
+    found = _read_marker(store)
+    if known is None and found is None:
+        known = _claim_identity(database)
+    if found is None and known is not None and not has_jobs:
+        store.put_bytes(layout.store_marker(), json.dumps({"uuid": known}).encode())
+        return
+    if found is None or found != known:
         raise ConfigError(
             f"the store at {store.url} is not the store of this database",
-            hint="point store_url at the store that this database's jobs were written to",
+            hint="point store_url at the store that this database's jobs were written to, or at an empty folder",
         )
+
+
+def _read_marker(store: ArtifactStore) -> str | None:
+    try:
+        return str(json.loads(store.read_bytes(layout.store_marker()))["uuid"])
+    except ArtifactMissing:
+        return None
+
+
+def _claim_identity(database: Database) -> str | None:
+    try:
+        with database.write() as uow:
+            uow.workers.set_store_uuid(uuid.uuid4().hex)
+    except AlreadyExists:
+        pass  # another first start was quicker
+    with database.read() as uow:
+        return uow.workers.store_uuid()

@@ -14,15 +14,16 @@ from pipeline.errors import (
     ArtifactCorrupt,
     ArtifactMissing,
     ChildDied,
-    Conflict,
     JobError,
     LeaseLost,
+    ModelChanged,
+    ModelNotFound,
     PipelineError,
     TransientError,
 )
 from pipeline.formats.items import Item, parse_items
 from pipeline.formats.ranges import dump_ranges
-from pipeline.jobs.cancel import end_early, settle
+from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.index_build import IndexBuild
 from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work
@@ -57,7 +58,9 @@ class ShardExecution:
                 self._attempt(keeper)
         except LeaseLost as error:
             log.warning("shard_lost", extra={"job": lease.shard.job_id, "reason": str(error)})
-        except (PipelineError, OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, the lease must not leak
+            if not isinstance(error, PipelineError):
+                log.exception("shard_attempt_broke")
             self._end_badly(error)
 
     def stop(self) -> None:
@@ -106,7 +109,12 @@ class ShardExecution:
             uow.shards.set_in_flight(self._lease, dump_ranges(missing))
             uow.jobs.start(job.id)
         self._measures.waited(job)
-        work = engine_work(spec, job, self._deployment.settings)
+        try:
+            work = engine_work(spec, job, self._deployment.settings)
+        except (ModelNotFound, ModelChanged) as error:
+            if job.model_digest is None:
+                raise
+            raise ModelElsewhere(str(error)) from error
         if isinstance(spec, IndexSpec):
             with IndexBuild.prepare(self._deployment, self._lease, spec) as build:
                 recorder.also = build.register
@@ -152,7 +160,9 @@ class ShardExecution:
                         continue
                 if free or isinstance(event, Boundary):
                     self._record(recorder, group)
-        except TransientError:
+        except LeaseLost:
+            raise
+        except Exception:
             recorder.flush()  # what arrived before the child died is as good as any answer
             raise
         self._measures.ran(run.stats)
@@ -198,10 +208,14 @@ class ShardExecution:
         reason = f"{type(error).__name__}: {error}"
         log.warning("shard_attempt_failed", extra={"job": self._lease.shard.job_id, "reason": reason})
         try:
-            if isinstance(error, JobError):
+            if self._drain.is_set() and not isinstance(error, (ChildDied, JobError)):
+                self._give_back(None)  # the worker leaves; that is no failed attempt
+            elif isinstance(error, ModelElsewhere):
+                self._give_back(None)  # the look before the next claim will not find it either
+            elif isinstance(error, JobError):
                 self._fail_job(error)
             elif isinstance(error, ShardGivenUp) or self._lease.shard.attempts >= self._max_attempts(error):
-                self._give_up(reason)
+                self._give_up(error, reason)
             else:
                 self._give_back(reason, child_died=isinstance(error, ChildDied))
         except LeaseLost as lost:
@@ -214,15 +228,21 @@ class ShardExecution:
         limit = self._deployment.settings.max_attempts
         return min(limit, 2) if isinstance(error, (ArtifactCorrupt, ArtifactMissing, ValueError)) else limit
 
-    def _give_back(self, reason: str, *, child_died: bool) -> None:
+    def _give_back(self, reason: str | None, *, child_died: bool = False) -> None:
         base = self._deployment.settings.backoff_s * 2 ** (self._lease.shard.attempts - 1)
         with self._deployment.database.write() as uow:
             delay_s = base * random.uniform(0.5, 1.5)
             uow.shards.give_back(self._lease, reason, delay_s=delay_s, child_died=child_died)
-        settle_if_ending(self._deployment, self._lease.shard.job_id)
+            job = uow.jobs.get(self._lease.shard.job_id)
+        if job is not None and job.outcome is not None:
+            settle(self._deployment, job.id)  # a shard that went back to a job with an outcome ends at once
 
-    def _give_up(self, reason: str) -> None:
-        unanswered = self._unanswered(reason)
+    def _give_up(self, error: Exception, reason: str) -> None:
+        try:
+            unanswered = self._unanswered(reason)
+        except (ArtifactMissing, ArtifactCorrupt, ValueError):
+            self._fail_job(error)  # its items cannot even be named
+            return
         with self._deployment.database.write() as uow:
             uow.shards.fail(self._lease, reason, unanswered)
             closed = uow.jobs.close_if_drained(self._lease.shard.job_id)
@@ -242,26 +262,23 @@ class ShardExecution:
             if index not in answered
         ]
 
-    def _fail_job(self, error: JobError) -> None:
+    def _fail_job(self, error: Exception) -> None:
+        """End the whole job: this shard first, under its lease, so that a loser of the lease ends nothing."""
         job_id = self._lease.shard.job_id
-        try:
-            end_early(self._deployment, job_id, Outcome.FAILED, code=error.code, message=str(error))
-        except Conflict:
-            pass  # another end was asked for already
+        code = error.code if isinstance(error, PipelineError) else "internal_error"
         with self._deployment.database.write() as uow:
             uow.shards.cancel(self._lease)
+            uow.jobs.request_outcome(job_id, Outcome.FAILED, code=code, message=str(error))
         settle(self._deployment, job_id)
+
+
+class ModelElsewhere(TransientError):
+    """The model that the job pins left this host between the look and the claim."""
+
+    code = "model_elsewhere"
 
 
 class ShardGivenUp(PipelineError):
     """The shard was tried as often as it may be."""
 
     code = "shard_failed"
-
-
-def settle_if_ending(deployment: Deployment, job_id: str) -> None:
-    """A shard that went back to a job with an outcome ends at once."""
-    with deployment.database.read() as uow:
-        job = uow.jobs.get(job_id)
-    if job is not None and job.outcome is not None:
-        settle(deployment, job_id)

@@ -15,11 +15,11 @@ import orjson
 
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.values import JobLease, JobView, ShardView
-from pipeline.errors import ArtifactCorrupt, LeaseLost, TransientError
+from pipeline.errors import ArtifactCorrupt, ArtifactMissing, LeaseLost, PipelineError, TransientError
 from pipeline.formats.items import Item, parse_item, parse_items
 from pipeline.formats.results import error_line, output_line
 from pipeline.jobs.deployment import Deployment
-from pipeline.jobs.leases import Ticker
+from pipeline.jobs.leases import JobKeeper
 from pipeline.store import layout
 from pipeline.store.artifacts import Artifact
 
@@ -40,31 +40,33 @@ _FINAL_STATUS = {
 }
 
 
-def finalize(deployment: Deployment, job_id: str, *, owner: str, lease: JobLease | None = None) -> bool:
+def finalize(deployment: Deployment, job_id: str, *, owner: str) -> bool:
     """Write the outputs of a job that is ``finalizing`` and end it; False when another process does, or did.
 
     Raises:
-        ArtifactMissing, ArtifactCorrupt: a registered part is not what its row says; nothing is finalized.
-        TransientError: database or store out of reach; the lease is given back where it can be.
+        ArtifactMissing, ArtifactCorrupt: a registered part is not what its row says; nothing is finalized, the job's
+            row says why, and the lease is left to run out before the next try.
+        TransientError: database or store out of reach; likewise.
     """
     with deployment.database.write() as uow:
-        lease = lease or uow.jobs.lease(job_id, JobStatus.FINALIZING, owner)
+        lease = uow.jobs.lease(job_id, JobStatus.FINALIZING, owner)
         job = uow.jobs.get(job_id)
     if lease is None or job is None:
         return False
     try:
-        output, errors = _write_outputs(deployment, job, lease)
-        status = _FINAL_STATUS[job.outcome]
-        with deployment.database.write() as uow:
-            uow.jobs.finish(lease, status, output=output, errors=errors)
-            index = uow.indexes.of_job(job_id)
-            if status is JobStatus.COMPLETED and index is not None:
-                uow.jobs.publish_alias(index.name, index.id)
+        with JobKeeper(deployment, lease):
+            output, errors = _write_outputs(deployment, job, lease)
+            status = _FINAL_STATUS[job.outcome]
+            with deployment.database.write() as uow:
+                uow.jobs.finish(lease, status, output=output, errors=errors)
+                index = uow.indexes.of_job(job_id)
+                if status is JobStatus.COMPLETED and index is not None:
+                    uow.jobs.publish_alias(index.name, index.id)
     except LeaseLost as error:
         log.warning("finalizer_lost", extra={"job": job_id, "reason": str(error)})
         return False
-    except Exception:
-        _release(deployment, lease)
+    except PipelineError as error:
+        _note(deployment, lease, error)
         raise
     log.info("job_ended", extra={"job": job_id, "status": status.value})
     return True
@@ -74,14 +76,12 @@ def _write_outputs(
     deployment: Deployment, job: JobView, lease: JobLease
 ) -> tuple[tuple[str, str], tuple[str, str] | None]:
     """Stream all shards into ``output`` and ``errors``; the second is None when no item erred."""
-    ticker = Ticker(deployment, lease)
     with ExitStack() as stack:
         output = stack.enter_context(deployment.store.create(layout.output_file(job.id, lease.token)))
         errors = stack.enter_context(deployment.store.create(layout.errors_file(job.id, lease.token)))
         for shard in _shards(deployment, job):
             for line, succeeded in _shard_lines(deployment, job, shard):
                 (output if succeeded else errors).stream.write(line)
-            ticker.tick()
         if not job.shards_total:
             for item in _all_items(deployment, job):
                 errors.stream.write(error_line(job, item.custom_id, _unanswered_error(job, item, None)))
@@ -122,14 +122,16 @@ def _shard_lines(deployment: Deployment, job: JobView, shard: ShardView) -> Iter
             if answer["i"] in answers:
                 raise ArtifactCorrupt(f"item {answer['i']} of shard {shard.ordinal} is in two registered parts")
             answers[answer["i"]] = answer
-    if len(answers) != shard.succeeded + shard.errored and shard.status is not ShardStatus.FAILED:
+    if len(answers) != shard.succeeded + shard.errored:
         raise ArtifactCorrupt(f"shard {shard.ordinal} has {len(answers)} answers in its parts, its row says otherwise")
     missing: list[Item] = []
     if len(answers) < shard.item_count:
-        missing = _shard_items(deployment, job, shard)
+        missing = _unanswered_items(deployment, job, shard)
     for index in range(shard.item_count):
         found = answers.get(index)
         if found is None:
+            if not missing:
+                continue
             item = missing[index]
             yield error_line(job, item.custom_id, _unanswered_error(job, item, shard)), False
         elif "error" in found:
@@ -148,22 +150,34 @@ def _unanswered_error(job: JobView, item: Item, shard: ShardView | None) -> dict
     return {"code": code, "message": message, "line": item.line}
 
 
-def _shard_items(deployment: Deployment, job: JobView, shard: ShardView) -> list[Item]:
+def _unanswered_items(deployment: Deployment, job: JobView, shard: ShardView) -> list[Item]:
+    """The shard's items, for their names; none when the job failed for want of its item file."""
     assert job.input_uri is not None
-    return parse_items(deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte))
+    try:
+        return parse_items(deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte))
+    except (ArtifactMissing, ArtifactCorrupt, ValueError):
+        if job.outcome is not Outcome.FAILED:
+            raise
+        log.warning("items_cannot_be_named", extra={"job": job.id, "shard": shard.ordinal})
+        return []
 
 
 def _all_items(deployment: Deployment, job: JobView) -> Iterator[Item]:
-    """The items of a job that never got shards, as a stream."""
+    """The items of a job that never got shards, as a stream; as far as they can be read when that is why it failed."""
     assert job.input_uri is not None
-    with deployment.store.open(job.input_uri) as stream:
-        for line in stream:
-            yield parse_item(line)
+    try:
+        with deployment.store.open(job.input_uri) as stream:
+            for line in stream:
+                yield parse_item(line)
+    except (ArtifactMissing, ArtifactCorrupt, ValueError):
+        if job.outcome is not Outcome.FAILED:
+            raise
+        log.warning("items_cannot_be_named", extra={"job": job.id})
 
 
-def _release(deployment: Deployment, lease: JobLease) -> None:
+def _note(deployment: Deployment, lease: JobLease, error: PipelineError) -> None:
     try:
         with deployment.database.write() as uow:
-            uow.jobs.release(lease)
+            uow.jobs.note_trouble(lease, code=error.code, message=str(error))
     except TransientError:
-        log.warning("job_lease_left_to_expire", extra={"job": lease.job_id})
+        log.warning("trouble_not_noted", extra={"job": lease.job_id, "reason": str(error)})

@@ -96,20 +96,32 @@ class NamedHolder:
             self._held = None
 
 
-class Ticker:
-    """Renews a job-level lease from inside a long loop, when its time has come."""
+class JobKeeper:
+    """A thread beside a planner or finalizer that renews the job-level lease, however long one step of it takes."""
 
     def __init__(self, deployment: Deployment, lease: JobLease) -> None:
         self._deployment = deployment
         self._lease = lease
-        self._last = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"keeper-{lease.job_id}", daemon=True)
 
-    def tick(self) -> None:
-        """Raises LeaseLost."""
-        if time.monotonic() - self._last >= self._deployment.settings.renew_s:
-            with self._deployment.database.write() as uow:
-                uow.jobs.renew(self._lease)
-            self._last = time.monotonic()
+    def __enter__(self) -> JobKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(self._deployment.settings.renew_s):
+            try:
+                with self._deployment.database.write() as uow:
+                    uow.jobs.renew(self._lease)
+            except LeaseLost:
+                return  # the guarded write at the end will say so
+            except TransientError as error:
+                log.warning("job_lease_not_renewed", extra={"job": self._lease.job_id, "reason": str(error)})
 
 
 class ShardKeeper:

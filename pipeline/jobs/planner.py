@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -10,14 +10,14 @@ from pipeline.checkpoints.describe import describe
 from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
 from pipeline.checkpoints.tokens import TokenCounter
-from pipeline.db.states import JobStatus, Outcome
+from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, JobView, ShardCut
-from pipeline.errors import Conflict, JobError, LeaseLost, ModelChanged, ModelNotFound, TransientError
+from pipeline.errors import LeaseLost, ModelChanged, ModelNotFound, PipelineError, TransientError
 from pipeline.formats.items import Item, iter_with_offsets
 from pipeline.formats.texts import output_allowance, prompt_texts
-from pipeline.jobs.cancel import end_early
+from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
-from pipeline.jobs.leases import Ticker
+from pipeline.jobs.leases import JobKeeper
 from pipeline.specs import IndexSpec, JobSpec, parse_spec
 
 #: Items whose texts are counted in one call of the tokenizer.
@@ -37,44 +37,44 @@ class WordCounter:
         return [len(text.split()) for text in texts]
 
 
-def plan(deployment: Deployment, job_id: str, *, owner: str, lease: JobLease | None = None) -> bool:
+def plan(deployment: Deployment, job_id: str, *, owner: str) -> bool:
     """Plan a job that waits for it; False when another process does, or did.
 
-    A job that cannot be done (model unknown, changed or unfit) ends here, before any work, with one clear error. A
-    model that the job pins and this host does not hold is another host's to plan with.
+    A job that cannot be done (model unknown, changed or unfit; item file unreadable) ends here, before any work, with
+    one clear error. A model that the job pins and this host does not hold is another host's to plan with.
+
+    Raises TransientError when database or store are out of reach; the lease is given back.
     """
     with deployment.database.write() as uow:
-        lease = lease or uow.jobs.lease(job_id, JobStatus.VALIDATING, owner)
+        lease = uow.jobs.lease(job_id, JobStatus.VALIDATING, owner)
         job = uow.jobs.get(job_id)
     if lease is None or job is None:
         return False
-    spec = parse_spec(job.spec)
     try:
-        counter = _counter(deployment, spec, job)
-        ticker = Ticker(deployment, lease)
-        cuts = list(cut_shards(_lines(deployment, job), counter, spec, each_batch=ticker.tick))
-        with deployment.database.write() as uow:
-            uow.jobs.plan(lease, cuts)
-    except ModelNotFound as error:
-        if job.model_digest is None:
-            _fail(deployment, job_id, error)
-        _release(deployment, lease)
-        return False
-    except JobError as error:
-        _fail(deployment, job_id, error)
-        return False
+        with JobKeeper(deployment, lease):
+            spec = parse_spec(job.spec)
+            cuts = list(cut_shards(_lines(deployment, job), _counter(deployment, spec, job), spec))
+            with deployment.database.write() as uow:
+                uow.jobs.plan(lease, cuts)
     except LeaseLost:
         return False
     except TransientError:
         _release(deployment, lease)
         raise
+    except ModelNotFound as error:
+        if job.model_digest is None:
+            _fail(deployment, lease, error)
+        else:
+            _release(deployment, lease)
+        return False
+    except (PipelineError, ValueError) as error:
+        _fail(deployment, lease, error)
+        return False
     deployment.doorbell.run(job.kind)
     return True
 
 
-def cut_shards(
-    lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec, *, each_batch: Callable[[], None] = lambda: None
-) -> Iterator[ShardCut]:
+def cut_shards(lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec) -> Iterator[ShardCut]:
     """Cut the item file: a shard ends before the item that would take it over its token or item budget.
 
     An item larger than the budget is a shard of its own. Memory is bounded by ``COUNT_ITEMS`` items.
@@ -84,7 +84,7 @@ def cut_shards(
     else:
         token_budget, item_budget = spec.shard_tokens, spec.shard_items
     ordinal = first_item = item_count = tokens = start = end = 0
-    for item_start, item_end, item_tokens in _weighed(lines, counter, spec, each_batch):
+    for item_start, item_end, item_tokens in _weighed(lines, counter, spec):
         if item_count and (item_count >= item_budget or tokens + item_tokens > token_budget):
             yield ShardCut(ordinal, start, end, first_item, item_count, tokens)
             ordinal, first_item, item_count, tokens, start = ordinal + 1, first_item + item_count, 0, 0, item_start
@@ -93,13 +93,10 @@ def cut_shards(
         yield ShardCut(ordinal, start, end, first_item, item_count, tokens)
 
 
-def _weighed(
-    lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec, each_batch: Callable[[], None]
-) -> Iterator[tuple[int, int, int]]:
+def _weighed(lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec) -> Iterator[tuple[int, int, int]]:
     """(start byte, end byte, tokens) of each item; tokens are those of its texts plus those it may answer with."""
     items = iter_with_offsets(lines)
     while batch := list(islice(items, COUNT_ITEMS)):
-        each_batch()
         texts = [_texts(item) for _, _, item in batch]
         counts = iter(counter.count([text for group in texts for text in group]))
         for (start, end, item), group in zip(batch, texts, strict=True):
@@ -136,8 +133,12 @@ def _release(deployment: Deployment, lease: JobLease) -> None:
         uow.jobs.release(lease)
 
 
-def _fail(deployment: Deployment, job_id: str, error: JobError) -> None:
+def _fail(deployment: Deployment, lease: JobLease, error: Exception) -> None:
+    """End the job before any work, if it is still this process's to end."""
+    code = error.code if isinstance(error, PipelineError) else "internal_error"
     try:
-        end_early(deployment, job_id, Outcome.FAILED, code=error.code, message=str(error))
-    except Conflict:
+        with deployment.database.write() as uow:
+            uow.jobs.fail_unplanned(lease, code=code, message=str(error))
+    except LeaseLost:
         return
+    settle(deployment, lease.job_id)

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from pipeline.config import RECONCILE_LEASE_S
 from pipeline.db.states import JobStatus
-from pipeline.db.values import JobLease, JobView, ShardView
+from pipeline.db.values import JobView, ShardView
 from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.leases import NamedHolder, Observer
@@ -21,10 +22,6 @@ log = logging.getLogger(__name__)
 #: The named lease.
 LEASE_NAME = "reconcile"
 
-#: Seconds after which another process takes over the reconcile lease; short, so that with a shard's own lease the
-#: time to recover from a dead worker that held both stays well under a minute.
-LEASE_S = 10.0
-
 #: A worker whose heartbeat stands still for this many leases is taken for dead.
 DEAD_AFTER_LEASES = 3
 
@@ -32,7 +29,7 @@ DEAD_AFTER_LEASES = 3
 class Control(Protocol):
     """Does the slow work of a job: plans it, or finalizes it, outside the reconcile loop."""
 
-    def __call__(self, work: str, job_id: str, lease: JobLease | None) -> None: ...
+    def __call__(self, work: str, job_id: str) -> None: ...
 
 
 class Reconciler:
@@ -42,7 +39,7 @@ class Reconciler:
         self._deployment = deployment
         self._owner = owner
         self._control = control
-        self._holder = NamedHolder(deployment, LEASE_NAME, owner, limit_s=LEASE_S)
+        self._holder = NamedHolder(deployment, LEASE_NAME, owner, limit_s=RECONCILE_LEASE_S)
         lease_s = deployment.settings.lease_s
         self._shards = Observer(lease_s)
         self._jobs = Observer(lease_s)
@@ -67,7 +64,7 @@ class Reconciler:
         """Every worker looks, since only one that holds the model can count its tokens; the job's lease decides."""
         for job in self._jobs_in(JobStatus.VALIDATING):
             if job.lease_owner is None:
-                self._control("plan", job.id, None)
+                self._control("plan", job.id)
 
     def _take_back_shards(self) -> None:
         present = []
@@ -85,25 +82,23 @@ class Reconciler:
 
     def _look_after_jobs(self) -> None:
         present = []
-        for status, work in ((JobStatus.VALIDATING, "plan"), (JobStatus.FINALIZING, "finalize")):
+        for status in (JobStatus.VALIDATING, JobStatus.FINALIZING):
             for job in self._jobs_in(status):
                 present.append(job.id)
-                self._advance(job, work)
+                self._free_stale(job)
+                if job.lease_owner is None and status is JobStatus.FINALIZING:
+                    self._control("finalize", job.id)
         for job in self._jobs_in(JobStatus.CANCELLING):
             settle(self._deployment, job.id)
         self._jobs.forget_except(present)
 
-    def _advance(self, job: JobView, work: str) -> None:
-        """Have a job planned or finalized that nobody is at, or whose lease stands still."""
-        if job.lease_owner is None:
-            if work != "plan":
-                self._control(work, job.id, None)
-        elif self._jobs.is_stale(job.id, (job.lease_token, job.lease_renewals)):
-            with self._deployment.database.write() as uow:
-                lease = uow.jobs.take_lease(job, self._owner)
-            if lease is not None:
-                log.warning("job_lease_taken", extra={"job": job.id, "work": work})
-                self._control(work, job.id, lease)
+    def _free_stale(self, job: JobView) -> None:
+        """Free a job-level lease that stands still; whoever can do the work takes it by the ordinary way."""
+        if job.lease_owner is None or not self._jobs.is_stale(job.id, (job.lease_token, job.lease_renewals)):
+            return
+        with self._deployment.database.write() as uow:
+            if uow.jobs.free_lease(job):
+                log.warning("job_lease_freed", extra={"job": job.id, "owner": job.lease_owner})
 
     def _forget_dead_workers(self) -> None:
         with self._deployment.database.read() as uow:

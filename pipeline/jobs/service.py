@@ -15,9 +15,8 @@ from queue import Empty, SimpleQueue
 
 from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
-from pipeline.db.repository.base import utc_now
 from pipeline.db.repository.jobs import STARVATION_BOUND
-from pipeline.db.values import Candidate, JobLease, ShardLease
+from pipeline.db.values import Candidate, ShardLease
 from pipeline.errors import JobError, PipelineError, TransientError
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.dispatch import CONTROL_QUEUE
@@ -31,6 +30,9 @@ log = logging.getLogger(__name__)
 
 #: Threads for planning and finalizing, beside the slots.
 CONTROL_THREADS = 2
+
+#: Seconds a running shard may take to stop when the worker drains: a child's grace to obey a cancel, and a margin.
+DRAIN_S = 15.0
 
 
 class WorkerService:
@@ -56,14 +58,13 @@ class WorkerService:
         self.worker_id = worker_id
         self._kinds = tuple(queue for queue in queues if queue != CONTROL_QUEUE)
         self._serves_control = CONTROL_QUEUE in queues
-        self._only_job = only_job
         self._drain = threading.Event()
         self._wake = threading.Event()
+        self._only_job = only_job
         self._running: set[ShardExecution] = set()
-        self._lock = threading.Lock()
+        self._idle = threading.Condition()
         self._control_pool = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control")
         self._control_jobs: dict[tuple[str, str], Future[None]] = {}
-        self._held: dict[tuple[str, str], bool] = {}
         self._reconciler = Reconciler(deployment, worker_id, self.control)
         with deployment.database.write() as uow:
             uow.workers.add(
@@ -120,21 +121,22 @@ class WorkerService:
 
     def _execute(self, lease: ShardLease, host: EngineHost) -> None:
         execution = ShardExecution(self._deployment, lease, host, self._drain)
-        with self._lock:
+        with self._idle:
             self._running.add(execution)
         try:
             execution.run()
         finally:
-            with self._lock:
+            with self._idle:
                 self._running.discard(execution)
+                self._idle.notify_all()
 
     def _claim(self, host: EngineHost) -> ShardLease | None:
         """The best shard this host can serve: starved first, then priority, then a model already loaded, then age."""
-        now = utc_now()
         with self._deployment.database.read() as uow:
-            candidates = [
-                one for one in uow.jobs.candidates(self._kinds, now) if self._holds(one.model, one.model_digest)
-            ]
+            models = uow.jobs.claimable_models(self._kinds)
+        held = [(name, digest) for name, digest in models if self._holds(name, digest)]
+        with self._deployment.database.read() as uow:
+            candidates = uow.jobs.candidates(self._kinds, held, only=self._only_job)
         loaded = host.loaded
 
         def order(one: Candidate) -> tuple[bool, int, bool, float, str]:
@@ -144,56 +146,59 @@ class WorkerService:
 
         for chosen in sorted(candidates, key=order):
             with self._deployment.database.write() as uow:
-                lease = uow.shards.claim(chosen.job_id, self.worker_id, now)
+                lease = uow.shards.claim(chosen.job_id, self.worker_id)
             if lease is not None:
-                older = {one.job_id for one in candidates if one.created_at < chosen.created_at}
-                if older or chosen.passed_over:
-                    with self._deployment.database.write() as uow:
-                        uow.jobs.count_claim(chosen.job_id, older)
+                self._count_claim(chosen, candidates)
                 return lease
         return None
 
+    def _count_claim(self, chosen: Candidate, candidates: Sequence[Candidate]) -> None:
+        """Bookkeeping against starvation; the claim stands whatever becomes of it."""
+        older = {one.job_id for one in candidates if one.created_at < chosen.created_at}
+        if not older and not chosen.passed_over:
+            return
+        try:
+            with self._deployment.database.write() as uow:
+                uow.jobs.count_claim(chosen.job_id, older)
+        except TransientError as error:
+            log.warning("claim_not_counted", extra={"job": chosen.job_id, "reason": str(error)})
+
     def _holds(self, name: str | None, digest: str | None) -> bool:
-        """Whether the model that a job pinned is on this host. Jobs that pin none are taken by name."""
+        """Whether the model that a job pinned is on this host, now. Jobs that pin none are taken by name."""
         if name is None:
             return True
-        key = (name, digest or "")
-        if not self._held.get(key):
-            self._held[key] = self._look_for(name, digest)
-        return self._held[key]
-
-    def _look_for(self, name: str, digest: str | None) -> bool:
         settings = self._deployment.settings
         try:
-            return digest in (None, digest_checkpoint(resolve(name, settings, download=False), settings))
+            path = resolve(name, settings, download=digest is None)
+            return digest in (None, digest_checkpoint(path, settings))
         except JobError:
-            return False
+            return digest is None  # nobody pinned it: this host says what is wrong with it
 
     # --- control ---
 
     def plan(self, job_id: str) -> None:
-        self._run_control("plan", job_id, None)
+        self._run_control("plan", job_id)
 
     def finalize(self, job_id: str) -> None:
-        self._run_control("finalize", job_id, None)
+        self._run_control("finalize", job_id)
 
-    def control(self, work: str, job_id: str, lease: JobLease | None) -> None:
+    def control(self, work: str, job_id: str) -> None:
         """Have a job planned or finalized on a control thread; nothing when that is under way here."""
-        if not self._serves_control and lease is None:
+        if not self._serves_control or self._drain.is_set():
             return
         key = (work, job_id)
         running = self._control_jobs.get(key)
         if running is None or running.done():
             self._control_jobs = {key: job for key, job in self._control_jobs.items() if not job.done()}
-            self._control_jobs[key] = self._control_pool.submit(self._run_control, work, job_id, lease)
+            self._control_jobs[key] = self._control_pool.submit(self._run_control, work, job_id)
 
-    def _run_control(self, work: str, job_id: str, lease: JobLease | None) -> None:
+    def _run_control(self, work: str, job_id: str) -> None:
         try:
             if work == "plan":
-                if self._can_plan(job_id) and plan(self._deployment, job_id, owner=self.worker_id, lease=lease):
+                if self._can_plan(job_id) and plan(self._deployment, job_id, owner=self.worker_id):
                     self._wake.set()
             else:
-                finalize(self._deployment, job_id, owner=self.worker_id, lease=lease)
+                finalize(self._deployment, job_id, owner=self.worker_id)
         except PipelineError as error:
             log.warning("control_failed", extra={"work": work, "job": job_id, "reason": str(error)})
         except Exception:
@@ -212,9 +217,10 @@ class WorkerService:
     def tick(self) -> None:
         """Beat and reconcile; the database being away is logged, and tried again at the next tick."""
         try:
-            loaded = {host.loaded.model_digest for host in self._hosts if host.loaded is not None}
+            requests = [host.loaded for host in self._hosts]
+            digests = {request.model_digest for request in requests if request is not None and request.model_digest}
             with self._deployment.database.write() as uow:
-                uow.workers.beat(self.worker_id, [digest for digest in loaded if digest])
+                uow.workers.beat(self.worker_id, digests)
             self._reconciler.tick()
         except TransientError as error:
             log.warning("tick_failed", extra={"reason": str(error)})
@@ -225,20 +231,33 @@ class WorkerService:
         """Take no more shards; those running stop soon, keep what is finished and give their leases back."""
         self._drain.set()
         self._wake.set()
-        with self._lock:
+        with self._idle:
             running = tuple(self._running)
         for execution in running:
             execution.stop()
 
     def close(self) -> None:
-        """End the children and say goodbye."""
+        """Drain, end the children, say goodbye. Nothing may call :meth:`tick` any more."""
         self.drain()
-        self._control_pool.shutdown(wait=True)
+        self._say("draining")
+        self._wait_idle(DRAIN_S)
         for host in self._hosts:
-            host.close()
+            host.close()  # also ends a load, which cannot be asked to stop
+        self._wait_idle(DRAIN_S)
+        self._control_pool.shutdown(wait=True, cancel_futures=True)
+        self._say("stopped")
         try:
             self._reconciler.release()
-            with self._deployment.database.write() as uow:
-                uow.workers.set_status(self.worker_id, "stopped")
         except TransientError as error:
-            log.warning("goodbye_not_said", extra={"reason": str(error)})
+            log.warning("reconcile_lease_left_to_expire", extra={"reason": str(error)})
+
+    def _say(self, status: str) -> None:
+        try:
+            with self._deployment.database.write() as uow:
+                uow.workers.set_status(self.worker_id, status)
+        except TransientError as error:
+            log.warning("status_not_said", extra={"status": status, "reason": str(error)})
+
+    def _wait_idle(self, seconds: float) -> None:
+        with self._idle:
+            self._idle.wait_for(lambda: not self._running, seconds)

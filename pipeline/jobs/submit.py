@@ -24,6 +24,7 @@ from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport, intake
 from pipeline.specs import Endpoint, IndexSpec, JobSpec, parse_spec
 from pipeline.store import layout
+from pipeline.store.artifacts import Artifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,6 @@ def submit_items(
         InputInvalid: with the first problems, unless they are to become item errors.
         SpecError, ModelNotFound, ModelUnsupported, NoChatTemplate.
     """
-    existing = _find_existing(deployment, options)
-    if existing is not None:
-        return existing
     report = intake(source, intake_options, deployment.store, errors_path=errors_path)
     name = intake_options.model or report.model
     if not name:
@@ -79,14 +77,11 @@ def submit_items(
     if options.check_model:
         model["digest"] = check_model(deployment, name, report.endpoint)
     spec = build_spec({**fields, "model": model, "endpoint": report.endpoint})
-    return _insert(deployment, spec, report, options)
+    return _insert(deployment, spec, options, report.artifact, items=report.items, report=report)
 
 
 def submit_index(deployment: Deployment, spec: IndexSpec, options: SubmitOptions = SubmitOptions()) -> Submission:
     """Submit the build of an index from finished embed jobs; raises NotFound, Conflict."""
-    existing = _find_existing(deployment, options)
-    if existing is not None:
-        return existing
     with deployment.database.read() as uow:
         for source in spec.sources:
             job = uow.jobs.get(source)
@@ -103,20 +98,7 @@ def submit_index(deployment: Deployment, spec: IndexSpec, options: SubmitOptions
     with deployment.store.create(layout.input_file) as pending:
         pending.stream.write(item)
     artifact = pending.artifact
-    job_id = new_job_id()
-    with deployment.database.write() as uow:
-        uow.jobs.add(
-            job_id=job_id,
-            kind=spec.kind,
-            spec=spec.model_dump(mode="json"),
-            total=1,
-            priority=options.priority,
-            idempotency_key=options.idempotency_key,
-            input_uri=artifact.uri,
-            input_sha256=artifact.sha256,
-            input_bytes=artifact.size,
-        )
-    return _announce(deployment, job_id, None)
+    return _insert(deployment, spec, options, artifact, items=1)
 
 
 def check_model(deployment: Deployment, name: str, endpoint: Endpoint) -> str:
@@ -149,16 +131,17 @@ def build_spec(fields: Mapping[str, Any]) -> JobSpec:
         raise SpecError(f"{place}: {first['msg']}" if place else first["msg"]) from None
 
 
-def _find_existing(deployment: Deployment, options: SubmitOptions) -> Submission | None:
-    if options.idempotency_key is None:
-        return None
-    with deployment.database.read() as uow:
-        job = uow.jobs.by_idempotency_key(options.idempotency_key)
-    return None if job is None else Submission(job, None, existing=True)
-
-
-def _insert(deployment: Deployment, spec: JobSpec, report: IntakeReport, options: SubmitOptions) -> Submission:
-    assert not isinstance(spec, IndexSpec)
+def _insert(
+    deployment: Deployment,
+    spec: JobSpec,
+    options: SubmitOptions,
+    artifact: Artifact,
+    *,
+    items: int,
+    report: IntakeReport | None = None,
+) -> Submission:
+    """The job's row; or the one that an earlier submit with the same key, file and spec made."""
+    model = None if isinstance(spec, IndexSpec) else spec.model
     job_id = new_job_id()
     try:
         with deployment.database.write() as uow:
@@ -166,22 +149,33 @@ def _insert(deployment: Deployment, spec: JobSpec, report: IntakeReport, options
                 job_id=job_id,
                 kind=spec.kind,
                 spec=spec.model_dump(mode="json"),
-                total=report.items,
-                endpoint=spec.endpoint,
-                model=spec.model.name,
-                model_digest=spec.model.digest,
+                total=items,
+                endpoint=None if isinstance(spec, IndexSpec) else spec.endpoint,
+                model=model.name if model else None,
+                model_digest=model.digest if model else None,
                 priority=options.priority,
                 idempotency_key=options.idempotency_key,
-                input_uri=report.artifact.uri,
-                input_sha256=report.artifact.sha256,
-                input_bytes=report.artifact.size,
+                input_uri=artifact.uri,
+                input_sha256=artifact.sha256,
+                input_bytes=artifact.size,
             )
     except AlreadyExists:
-        existing = _find_existing(deployment, options)
-        if existing is None:
-            raise
-        return existing
+        return Submission(_find_existing(deployment, options, spec, artifact), report, existing=True)
     return _announce(deployment, job_id, report)
+
+
+def _find_existing(deployment: Deployment, options: SubmitOptions, spec: JobSpec, artifact: Artifact) -> JobView:
+    """Raises Conflict when the key was used for another file or spec."""
+    assert options.idempotency_key is not None
+    with deployment.database.read() as uow:
+        job = uow.jobs.by_idempotency_key(options.idempotency_key)
+    assert job is not None
+    if job.input_sha256 != artifact.sha256 or job.spec != spec.model_dump(mode="json"):
+        raise Conflict(
+            f"the idempotency key {options.idempotency_key!r} made {job.id} from another file or with other options",
+            hint="use another key for another job",
+        )
+    return job
 
 
 def _announce(deployment: Deployment, job_id: str, report: IntakeReport | None) -> Submission:

@@ -7,6 +7,7 @@ object store one PUT to a name nobody else uses. Names come from :mod:`pipeline.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import os
@@ -97,7 +98,7 @@ class ArtifactStore:
         """Make the root, private to its owner, if it is a folder and not there yet."""
         if self._root is not None:
             with _mapped(self.url):
-                self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _make_folder(self._root)
 
     @contextmanager
     def create(self, name: str | Callable[[str], str]) -> Iterator[_Pending]:
@@ -111,7 +112,7 @@ class ArtifactStore:
         self.ensure()
         temporary = self._root / "tmp" / uuid.uuid4().hex
         with _mapped(self.url):
-            temporary.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_folder(temporary.parent)
         try:
             with _mapped(self.url):
                 raw = temporary.open("wb", buffering=CHUNK_BYTES)
@@ -120,7 +121,7 @@ class ArtifactStore:
                 yield pending
                 with _mapped(self.url):
                     raw.flush()
-                    os.fsync(raw.fileno())
+                    _sync(raw.fileno())
             finally:
                 # On a full disk closing flushes, and fails, once more; what counts was raised above.
                 with suppress(OSError):
@@ -128,7 +129,7 @@ class ArtifactStore:
             uri = name if isinstance(name, str) else name(pending.stream.sha256)
             target = self._root / uri
             with _mapped(self.url):
-                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _make_folder(target.parent)
                 temporary.replace(target)
                 _sync_folder(target.parent)
             pending.artifact = Artifact(uri, pending.stream.sha256, pending.stream.size)
@@ -138,13 +139,14 @@ class ArtifactStore:
     def _create_remote(self, name: str | Callable[[str], str]) -> Iterator[_Pending]:
         import tempfile
 
-        with tempfile.TemporaryFile() as raw:
+        with tempfile.NamedTemporaryFile() as raw:
             pending = _Pending(HashingWriter(cast(BinaryIO, raw), self.url), Artifact("", "", 0))
             yield pending
-            raw.seek(0)
+            raw.flush()
             uri = name if isinstance(name, str) else name(pending.stream.sha256)
-            with _mapped(self.url), self._fs.open(f"{self._prefix}/{uri}", "wb") as remote:
-                shutil.copyfileobj(raw, remote, CHUNK_BYTES)
+            with _mapped(self.url):
+                # A whole file in one call: a stream that breaks would be closed, and so published, half written.
+                self._fs.put_file(raw.name, f"{self._prefix}/{uri}")
             pending.artifact = Artifact(uri, pending.stream.sha256, pending.stream.size)
 
     def put_bytes(self, name: str, data: bytes) -> Artifact:
@@ -228,12 +230,31 @@ class ArtifactStore:
         return str(self._root / uri) if self._root is not None else f"{self.url}/{uri}"
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a private folder and what is missing above it, each name durable in the folder that holds it."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    _sync_folder(folder.parent)
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        _sync(handle)
     finally:
         os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    """To the platter: macOS' fsync stops at the drive's cache, F_FULLFSYNC does not."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        with suppress(OSError):  # not every file system knows it
+            fcntl.fcntl(handle, full)
+            return
+    os.fsync(handle)
 
 
 @contextmanager

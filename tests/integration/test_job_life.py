@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from pipeline.db.states import JobStatus, ShardStatus
+from pipeline.db.values import JobLease, JobView
 from pipeline.errors import ChildDied, LeaseLost, ModelNotFound
+from pipeline.jobs import finalize as finalizing
 from pipeline.jobs.cancel import cancel
+from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.finalize import finalize
 from pipeline.jobs.planner import plan
 from pipeline.jobs.service import WorkerService
@@ -173,23 +176,29 @@ def test_finalizing_twice_runs_once_and_gives_the_same_bytes(house: House) -> No
     assert house.job(job_id) == before
 
 
-def test_late_finalizer_cannot_touch_good_outputs(house: House) -> None:
+def test_late_finalizer_cannot_touch_good_outputs(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease is freed while it writes; another finalizes; then it wakes."""
     job_id = house.submit(requests(4))
     service = make_service(house, ScriptedHost())
     plan(house.deployment, job_id, owner=service.worker_id)
     service.serve()
-    with house.deployment.database.write() as uow:
-        slow = uow.jobs.lease(job_id, JobStatus.FINALIZING, "slow")
-    assert slow is not None
-    with house.deployment.database.write() as uow:
-        seen = uow.jobs.get(job_id)
-        assert seen is not None
-        quick = uow.jobs.take_lease(seen, "quick")
-    assert quick is not None
-    assert finalize(house.deployment, job_id, owner="quick", lease=quick)
-    done = house.job(job_id)
-    assert not finalize(house.deployment, job_id, owner="slow", lease=slow)
-    assert house.job(job_id) == done
+    ended = []
+    write_outputs = finalizing._write_outputs
+
+    def write_slowly(deployment: Deployment, job: JobView, lease: JobLease) -> Any:
+        outputs = write_outputs(deployment, job, lease)
+        if lease.owner == "slow":
+            with deployment.database.write() as uow:
+                seen = uow.jobs.get(job_id)
+                assert seen is not None
+                assert uow.jobs.free_lease(seen)
+            assert finalize(deployment, job_id, owner="quick")
+            ended.append(house.job(job_id))
+        return outputs
+
+    monkeypatch.setattr(finalizing, "_write_outputs", write_slowly)
+    assert not finalize(house.deployment, job_id, owner="slow")
+    assert [house.job(job_id)] == ended
     assert len(house.results(job_id)) == 4
 
 
@@ -229,16 +238,15 @@ def test_doubled_doorbell_finds_nothing_left_to_claim(house: House) -> None:
 def test_writes_under_an_old_token_are_refused(house: House) -> None:
     job_id = house.submit(requests(2))
     plan(house.deployment, job_id, owner="planner")
-    from pipeline.db.repository.base import utc_now
 
     with house.deployment.database.write() as uow:
-        first = uow.shards.claim(job_id, "one", utc_now())
+        first = uow.shards.claim(job_id, "one")
     assert first is not None
     (shard,) = house.shards(job_id)
     with house.deployment.database.write() as uow:
         assert uow.shards.take_back(shard, "stale")
     with house.deployment.database.write() as uow:
-        second = uow.shards.claim(job_id, "two", utc_now())
+        second = uow.shards.claim(job_id, "two")
     assert second is not None and second.token == first.token + 2
     for write in ("renew", "complete", "cancel"):
         with pytest.raises(LeaseLost), house.deployment.database.write() as uow:
@@ -250,10 +258,9 @@ def test_writes_under_an_old_token_are_refused(house: House) -> None:
 def test_take_back_spares_a_lease_that_moved(house: House) -> None:
     job_id = house.submit(requests(2))
     plan(house.deployment, job_id, owner="planner")
-    from pipeline.db.repository.base import utc_now
 
     with house.deployment.database.write() as uow:
-        lease = uow.shards.claim(job_id, "one", utc_now())
+        lease = uow.shards.claim(job_id, "one")
     assert lease is not None
     (seen,) = house.shards(job_id)
     with house.deployment.database.write() as uow:

@@ -107,6 +107,10 @@ def test_file_and_folder_are_synced_before_create_returns(
 
     monkeypatch.setattr("pipeline.store.artifacts.os.fsync", fsync)
     folder_store.put_bytes("jobs/a/part", b"x")
+    # The root, tmp, jobs and a are new: each name is made durable in the folder above it.
+    assert synced == ["folder", "folder", "file", "folder", "folder", "folder"]
+    synced.clear()
+    folder_store.put_bytes("jobs/a/other", b"x")
     assert synced == ["file", "folder"]
 
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from sqlalchemy import func, select
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Executable
@@ -20,9 +21,18 @@ class _Dataclass(Protocol):
 V = TypeVar("V", bound=_Dataclass)
 
 
+#: Longest text of an error that is kept with a row, in characters.
+ERROR_CHARS = 2_000
+
+
 def utc_now() -> datetime:
-    """For people and for order by age; no lease decision rests on it."""
+    """This host's clock: for people and for order by age; no lease decision rests on it."""
     return datetime.now(UTC)
+
+
+def clip(text: str) -> str:
+    """An error's text as a row can hold it: bounded, and without the NUL that PostgreSQL refuses."""
+    return text.replace("\x00", "\N{SYMBOL FOR NULL}")[:ERROR_CHARS]
 
 
 def to_value(row: Base, kind: type[V]) -> V:
@@ -35,6 +45,14 @@ class Repository:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def _now(self) -> datetime:
+        """The database's clock, where hosts have their own; one that is an hour ahead must not park a shard."""
+        if self._session.get_bind().dialect.name == "postgresql":
+            now = self._session.scalar(select(func.clock_timestamp()))
+            assert isinstance(now, datetime)
+            return now
+        return utc_now()
 
     def _changed(self, statement: Executable) -> int:
         """Run an UPDATE or DELETE; how many rows it matched."""

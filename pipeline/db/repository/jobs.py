@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, case, exists, false, func, insert, or_, select, update
 
 from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
-from pipeline.db.repository.base import Repository, to_value, utc_now
+from pipeline.db.repository.base import Repository, clip, to_value, utc_now
 from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome, ShardStatus
 from pipeline.db.values import Candidate, JobLease, JobView, ShardCut
 from pipeline.errors import LeaseLost
@@ -128,22 +127,24 @@ class JobRepository(Repository):
 
     def lease(self, job_id: str, status: JobStatus, owner: str) -> JobLease | None:
         """Take the free job-level lease of a job in ``status``; None when it is held, or the job is elsewhere."""
-        return self._take(job_id, status, owner, Job.lease_owner.is_(None))
-
-    def take_lease(self, seen: JobView, owner: str) -> JobLease | None:
-        """Take a lease that was seen to stand still: only if its token and counter are still the seen ones."""
-        unmoved = (Job.lease_token == seen.lease_token) & (Job.lease_renewals == seen.lease_renewals)
-        return self._take(seen.id, seen.status, owner, unmoved)
-
-    def _take(self, job_id: str, status: JobStatus, owner: str, condition: ColumnElement[bool]) -> JobLease | None:
         statement = (
             update(Job)
-            .where(Job.id == job_id, Job.status == status, condition)
+            .where(Job.id == job_id, Job.status == status, Job.lease_owner.is_(None))
             .values(lease_owner=owner, lease_token=Job.lease_token + 1)
             .returning(Job.lease_token)
         )
         token = self._session.scalar(statement)
         return None if token is None else JobLease(job_id, token, owner)
+
+    def free_lease(self, seen: JobView) -> bool:
+        """Free a lease that was seen to stand still, for whoever can do the work; False when it moved after all."""
+        statement = update(Job).where(
+            Job.id == seen.id,
+            Job.status == seen.status,
+            Job.lease_token == seen.lease_token,
+            Job.lease_renewals == seen.lease_renewals,
+        )
+        return self._changed(statement.values(lease_owner=None, lease_token=Job.lease_token + 1)) == 1
 
     def renew(self, lease: JobLease) -> None:
         """Move the counter; raises LeaseLost."""
@@ -171,8 +172,17 @@ class JobRepository(Repository):
         self, job_id: str, outcome: Outcome, *, code: str | None = None, message: str | None = None
     ) -> bool:
         """Say how the job shall end. False when it is finalizing or ended already: then nothing changes."""
-        values = {"outcome": outcome, "error_code": code, "error_message": message}
-        return self._move(job_id, JobStatus.CANCELLING, values)
+        return self._move(job_id, JobStatus.CANCELLING, _outcome(outcome, code, message))
+
+    def fail_unplanned(self, lease: JobLease, *, code: str, message: str) -> None:
+        """The same for a job that cannot be planned, by who holds its lease; raises LeaseLost."""
+        values = _outcome(Outcome.FAILED, code, message) | {"lease_owner": None, "cancelling_at": utc_now()}
+        if not self._guarded(lease, {JobStatus.VALIDATING}, values | {"status": JobStatus.CANCELLING}):
+            raise LeaseLost(f"{lease.job_id} was planned by another process")
+
+    def note_trouble(self, lease: JobLease, *, code: str, message: str) -> None:
+        """Say in the job's row why it does not get on, for whoever looks; a lost lease is no error."""
+        self._guarded(lease, None, {"error_code": code, "error_message": clip(message)})
 
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
@@ -189,6 +199,8 @@ class JobRepository(Repository):
     ) -> None:
         """The one guarded UPDATE that makes outputs the job's: ``(uri, sha256)`` each. Raises LeaseLost."""
         values: dict[str, Any] = {"status": status, f"{status.value}_at": utc_now(), "lease_owner": None}
+        if status is JobStatus.COMPLETED:
+            values |= {"error_code": None, "error_message": None}  # trouble on the way is over
         if output is not None:
             values |= {"output_uri": output[0], "output_sha256": output[1]}
         if errors is not None:
@@ -214,42 +226,53 @@ class JobRepository(Repository):
 
     # --- what a slot may claim ---
 
+    def claimable_models(self, kinds: Collection[str]) -> Sequence[tuple[str | None, str | None]]:
+        """The distinct (name, digest) of models that jobs wait for."""
+        query = select(Job.model, Job.model_digest).where(*self._running(kinds)).distinct()
+        return [(name, digest) for name, digest in self._session.execute(query)]
+
     def candidates(
-        self, kinds: Collection[str], now: datetime, *, only: str | None = None, limit: int = 200
+        self,
+        kinds: Collection[str],
+        models: Collection[tuple[str | None, str | None]],
+        *,
+        only: str | None = None,
+        limit: int = 200,
     ) -> Sequence[Candidate]:
         """Jobs with a shard to claim, best first: those passed over too often, then priority, then age.
 
-        ``only`` narrows the look to one job.
+        ``models`` are those the caller holds; ``only`` narrows the look to one job.
         """
         claimable = exists().where(
             Shard.job_id == Job.id,
             Shard.status == ShardStatus.PENDING,
-            or_(Shard.not_before.is_(None), Shard.not_before <= now),
+            or_(Shard.not_before.is_(None), Shard.not_before <= self._now()),
         )
+        held = [Job.model.is_not_distinct_from(name) & Job.model_digest.is_not_distinct_from(d) for name, d in models]
         query = (
-            select(Job)
-            .where(
-                Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
-                Job.kind.in_(kinds),
-                Job.paused.is_(False),
-                claimable,
-            )
+            select(Job.id, Job.kind, Job.model, Job.model_digest, Job.priority, Job.passed_over, Job.created_at)
+            .where(*self._running(kinds), or_(false(), *held), claimable)
             .order_by((Job.passed_over >= STARVATION_BOUND).desc(), Job.priority.desc(), Job.created_at, Job.id)
             .limit(limit)
         )
         if only is not None:
             query = query.where(Job.id == only)
-        return [
-            Candidate(row.id, row.kind, row.model, row.model_digest, row.priority, row.passed_over, row.created_at)
-            for row in self._session.scalars(query)
-        ]
+        return [Candidate(*row) for row in self._session.execute(query)]
+
+    @staticmethod
+    def _running(kinds: Collection[str]) -> tuple[ColumnElement[bool], ...]:
+        return (
+            Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
+            Job.kind.in_(kinds),
+            Job.paused.is_(False),
+        )
 
     def count_claim(self, chosen: str, passed_over: Collection[str]) -> None:
-        """Remember who was passed over, so that nothing starves."""
-        self._changed(update(Job).where(Job.id == chosen, Job.passed_over > 0).values(passed_over=0))
-        if passed_over:
-            statement = update(Job).where(Job.id.in_(sorted(passed_over)))
-            self._changed(statement.values(passed_over=Job.passed_over + 1))
+        """Remember who was passed over, so that nothing starves. Rows are locked in the order of their ids."""
+        ids = sorted({chosen, *passed_over})
+        self._session.execute(select(Job.id).where(Job.id.in_(ids)).order_by(Job.id).with_for_update())
+        count = case((Job.id == chosen, 0), else_=Job.passed_over + 1)
+        self._changed(update(Job).where(Job.id.in_(ids)).values(passed_over=count))
 
     # --- what reconcile looks for ---
 
@@ -257,3 +280,7 @@ class JobRepository(Repository):
         """A page of the jobs in a status, by id."""
         query = select(Job).where(Job.status == status, Job.id > after).order_by(Job.id).limit(limit)
         return [to_value(row, JobView) for row in self._session.scalars(query)]
+
+
+def _outcome(outcome: Outcome, code: str | None, message: str | None) -> dict[str, Any]:
+    return {"outcome": outcome, "error_code": code, "error_message": None if message is None else clip(message)}

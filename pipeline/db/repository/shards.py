@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, func, or_, select, update
+from sqlalchemy import SQLColumnExpression, case, func, literal, or_, select, update
 
 from pipeline.db.models import ItemErrorRow, Job, Shard
-from pipeline.db.repository.base import Repository, to_value, utc_now
+from pipeline.db.repository.base import Repository, clip, to_value, utc_now
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.values import ItemFailure, ShardLease, ShardView
 from pipeline.errors import LeaseLost
-
-#: Longest error text kept with a shard, in characters.
-ERROR_CHARS = 2_000
 
 
 class ShardRepository(Repository):
@@ -45,13 +42,13 @@ class ShardRepository(Repository):
 
     # --- the lease ---
 
-    def claim(self, job_id: str, owner: str, now: datetime) -> ShardLease | None:
+    def claim(self, job_id: str, owner: str) -> ShardLease | None:
         """Lease the job's first pending shard that is due; None when there is none, or the job does not run.
 
         One winner each: the row is locked (PostgreSQL, skipping what others hold) or the database is (SQLite).
         """
         runs = Job.id == job_id, Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)), Job.paused.is_(False)
-        due = or_(Shard.not_before.is_(None), Shard.not_before <= now)
+        due = or_(Shard.not_before.is_(None), Shard.not_before <= self._now())
         first = (
             select(Shard.id)
             .join(Job, Job.id == Shard.job_id)
@@ -120,7 +117,7 @@ class ShardRepository(Repository):
 
     def fail(self, lease: ShardLease, reason: str, unanswered: Sequence[ItemFailure]) -> None:
         """Give the shard up: what is not registered errs, each with its row."""
-        remaining = self._end(lease, ShardStatus.FAILED, last_error=reason[:ERROR_CHARS])
+        remaining = self._end(lease, ShardStatus.FAILED, last_error=clip(reason))
         if remaining != len(unanswered):
             raise AssertionError(f"shard {lease.shard_id}: {remaining} unanswered items, {len(unanswered)} named")
         self.add_errors(lease, unanswered)
@@ -132,8 +129,8 @@ class ShardRepository(Repository):
         """Return the shard to ``pending``; after ``delay_s`` it may be claimed again."""
         values: dict[str, Any] = {"status": ShardStatus.PENDING, "lease_owner": None}
         if reason is not None:
-            values["last_error"] = reason[:ERROR_CHARS]
-            values["not_before"] = utc_now() + timedelta(seconds=delay_s)
+            values["last_error"] = clip(reason)
+            values["not_before"] = self._now() + timedelta(seconds=delay_s)
         else:
             values["attempts"] = Shard.attempts - 1  # a drained worker is no failed attempt
         if child_died:
@@ -155,7 +152,7 @@ class ShardRepository(Repository):
                 lease_owner=None,
                 lease_token=Shard.lease_token + 1,
                 lost_leases=Shard.lost_leases + 1,
-                last_error=reason[:ERROR_CHARS],
+                last_error=clip(reason),
             )
         )
         return self._changed(statement) == 1
@@ -179,9 +176,8 @@ class ShardRepository(Repository):
 
     def settle_unplanned(self, job_id: str) -> None:
         """End the items of a job that never got shards."""
-        processing = self._session.scalar(select(Job.processing).where(Job.id == job_id, Job.shards_total == 0))
-        if processing:
-            self._settle(job_id, processing)
+        unplanned = update(Job).where(Job.id == job_id, Job.shards_total == 0, Job.processing > 0)
+        self._changed(unplanned.values(_settled(Job.processing)))
 
     def add_errors(self, lease: ShardLease, failures: Sequence[ItemFailure]) -> None:
         """A row for each item that erred; part of the transaction that moves the counts."""
@@ -192,7 +188,7 @@ class ShardRepository(Repository):
                 custom_id=item.custom_id,
                 line=item.line,
                 code=item.code,
-                message=item.message,
+                message=clip(item.message),
             )
             for item in failures
         )
@@ -216,17 +212,19 @@ class ShardRepository(Repository):
 
     def _settle(self, job_id: str, items: int) -> None:
         """Move items from ``processing`` to what the job's outcome calls them."""
-        expired = case((Job.outcome == Outcome.EXPIRED, items), else_=0)
-        statement = update(Job).where(Job.id == job_id)
-        self._changed(
-            statement.values(
-                processing=Job.processing - items,
-                expired=Job.expired + expired,
-                cancelled=Job.cancelled + items - expired,
-            )
-        )
+        self._changed(update(Job).where(Job.id == job_id).values(_settled(literal(items))))
 
     def _move_counts(self, job_id: str, column: str, items: int) -> None:
         target = getattr(Job, column)
         statement = update(Job).where(Job.id == job_id)
         self._changed(statement.values({"processing": Job.processing - items, column: target + items}))
+
+
+def _settled(items: SQLColumnExpression[int]) -> dict[str, Any]:
+    """Columns of a job whose ``items`` are not going to be answered, as its outcome calls them."""
+    expired = case((Job.outcome == Outcome.EXPIRED, items), else_=0)
+    return {
+        "processing": Job.processing - items,
+        "expired": Job.expired + expired,
+        "cancelled": Job.cancelled + items - expired,
+    }
