@@ -4,12 +4,14 @@ PYTHON ?= python3
 PY := .venv/bin/python
 LOCKED := pyproject.toml requirements/lock.txt requirements/demo-models.txt bin/setup
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check verify lock clean
+.PHONY: help demo test check verify lock clean bench-intake bench-orchestration bench-cranfield
 
 help: ## say what there is to make
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-19s %s\n", $$1, $$2}'
 
 .venv/.installed-core: $(LOCKED)
 	@sh bin/setup "$(PYTHON)" core
@@ -17,8 +19,8 @@ help: ## say what there is to make
 .venv/.installed-dev: $(LOCKED)
 	@sh bin/setup "$(PYTHON)" dev
 
-demo: .venv/.installed-core ## run the main job on two small real models, with no server
-	@.venv/bin/pipeline demo
+demo: .venv/.installed-core ## run the main job on two small real models, with no server; DEMO_ARGS="--model FOLDER"
+	@.venv/bin/pipeline demo $(DEMO_ARGS)
 
 test: .venv/.installed-dev ## run the tests; PYTEST_ARGS="-k word" for some of them
 	@$(PY) -m pytest $(PYTEST_ARGS)
@@ -28,6 +30,15 @@ check: .venv/.installed-dev ## lint, format, types, import contracts, migrations
 
 verify: .venv/.installed-dev ## the full counts; resumes where it was stopped, writes docs/verify-results.md
 	@$(PY) bin/verify.py
+
+bench-intake: .venv/.installed-dev ## lines/s and memory of reading a request file
+	@$(PY) tests/benchmarks/bench_intake.py $(BENCH_ARGS)
+
+bench-orchestration: .venv/.installed-dev ## share of a real job's time outside engine calls; needs `make demo` before
+	@$(PY) tests/benchmarks/bench_orchestration.py demo-output/models/smollm2 --requests 160 $(BENCH_ARGS)
+
+bench-cranfield: .venv/.installed-dev ## the reference ranking by PyTorch and numpy; needs CRANFIELD_DIR
+	@$(PY) tests/benchmarks/cranfield_reference.py $(BENCH_ARGS)
 
 lock: .venv/.installed-dev ## resolve requirements/lock.txt anew, for Linux and macOS
 	@$(PY) bin/lock.py
