@@ -35,7 +35,7 @@ bench-intake: .venv/.installed-dev ## lines/s and memory of reading a request fi
 	@$(PY) tests/benchmarks/bench_intake.py $(BENCH_ARGS)
 
 bench-orchestration: .venv/.installed-dev ## share of a real job's time outside engine calls; needs `make demo` before
-	@$(PY) tests/benchmarks/bench_orchestration.py demo-output/models/smollm2 --requests 160 $(BENCH_ARGS)
+	@$(PY) tests/benchmarks/bench_orchestration.py demo-output/home/models/smollm2 --requests 160 $(BENCH_ARGS)
 
 bench-cranfield: .venv/.installed-dev ## the reference ranking by PyTorch and numpy; needs CRANFIELD_DIR
 	@$(PY) tests/benchmarks/cranfield_reference.py $(BENCH_ARGS)
