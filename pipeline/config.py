@@ -63,7 +63,11 @@ class Settings(BaseModel):
 
     lease_s: float = Field(default=20.0, gt=0, description="a lease whose counter stands still this long is stale")
     renew_s: float = Field(default=5.0, gt=0, description="how often a lease is renewed; at most a third of `lease_s`")
-    reconcile_s: float = Field(default=2.0, gt=0, description="how often a worker looks for what has to be put right")
+    reconcile_s: float = Field(
+        default=2.0,
+        gt=0,
+        description="how often a worker looks for what has to be put right; at most 2.5, and a quarter of `lease_s`",
+    )
     poll_s: float = Field(default=2.0, gt=0, description="how often an idle slot looks for work by itself")
     stall_timeout_s: float = Field(default=300.0, gt=0, description="a child without progress this long is killed")
     load_timeout_s: float = Field(default=900.0, gt=0, description="the same while a model loads")

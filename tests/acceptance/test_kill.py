@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.db.states import JobStatus, ShardStatus
+from pipeline.db.values import ShardView
 from tests.fixtures.house import House, MakeHouse, masked
 
 #: Leases short enough for a test; the rules are those of the defaults.
@@ -41,19 +42,29 @@ def fed(journal: Path) -> list[tuple[int, str]]:
 
 
 def half_done(house: House, job_id: str) -> Any:
-    """A leased shard with a first registered part and work left, with its worker's pid and that part's items."""
+    """A leased shard with a first registered part and work left, its worker's pid, and the items registered so far."""
     with house.deployment.database.read() as uow:
         workers = {worker.id: worker for worker in uow.workers.live()}
     for shard in house.shards(job_id):
         if shard.status is ShardStatus.LEASED and 0 < shard.succeeded <= SHARD_ITEMS // 2:
             worker = workers.get(shard.lease_owner or "")
             if worker is not None:
-                return shard, worker.pid
+                return shard, worker.pid, registered_items(house, job_id, shard)
     return None
 
 
-def check_outcome(house: House, job_id: str, victim: int, journal: Path, killed_items: set[str]) -> None:
-    """What must be true however the worker died."""
+def registered_items(house: House, job_id: str, shard: ShardView) -> set[str]:
+    """Ids of the items that parts under this very lease hold."""
+    return {
+        f"r{shard.ordinal * SHARD_ITEMS + item}"
+        for ordinal, token, items in house.parts(job_id)
+        if (ordinal, token) == (shard.ordinal, shard.lease_token)
+        for item in items
+    }
+
+
+def check_outcome(house: House, job_id: str, victim: int, journal: Path, survivors: set[str]) -> None:
+    """What must be true however the worker died; ``survivors`` were registered before it did."""
     job = house.wait_end(job_id)
     assert job.status is JobStatus.COMPLETED, house.logs()
     assert (job.succeeded, job.processing, job.errored) == (ITEMS, 0, 0)
@@ -71,7 +82,8 @@ def check_outcome(house: House, job_id: str, victim: int, journal: Path, killed_
     assert first | second == set(range(SHARD_ITEMS))
     base = victim * SHARD_ITEMS
     registered = {f"r{base + item}" for item in first}
-    assert killed_items <= registered
+    assert survivors
+    assert survivors <= registered
     counts: dict[str, int] = {}
     for _, custom_id in fed(journal):
         counts[custom_id] = counts.get(custom_id, 0) + 1
@@ -117,13 +129,10 @@ def test_killed_parent_loses_nothing_and_another_worker_goes_on(plumbing: House)
     job_id, journal = start_job(house)
     house.start_worker()
     house.start_worker()
-    shard, pid = house.wait_for(lambda: half_done(house, job_id), "a first part")
+    shard, pid, survivors = house.wait_for(lambda: half_done(house, job_id), "a first part")
     child = child_of(pid)
     os.kill(pid, signal.SIGKILL)
-    registered = {
-        f"r{shard.ordinal * SHARD_ITEMS + item}" for _, _, items in _of(house, job_id, shard.ordinal) for item in items
-    }
-    check_outcome(house, job_id, shard.ordinal, journal, registered)
+    check_outcome(house, job_id, shard.ordinal, journal, survivors)
     house.wait_for(lambda: not _runs(child), "the orphaned child to end by itself")
 
 
@@ -133,9 +142,9 @@ def test_killed_child_is_noticed_and_its_parent_goes_on(plumbing: House) -> None
     job_id, journal = start_job(house)
     house.start_worker()
     house.start_worker()
-    shard, pid = house.wait_for(lambda: half_done(house, job_id), "a first part")
+    shard, pid, survivors = house.wait_for(lambda: half_done(house, job_id), "a first part")
     os.kill(child_of(pid), signal.SIGKILL)
-    check_outcome(house, job_id, shard.ordinal, journal, set())
+    check_outcome(house, job_id, shard.ordinal, journal, survivors)
     again = {one.ordinal: one for one in house.shards(job_id)}[shard.ordinal]
     assert again.child_deaths == 1
 
@@ -145,10 +154,10 @@ def test_only_worker_killed_and_started_again_finishes_the_job(make_house: MakeH
     house = make_house(**SHORT)
     job_id, journal = start_job(house)
     house.start_worker()
-    shard, pid = house.wait_for(lambda: half_done(house, job_id), "a first part")
+    shard, pid, survivors = house.wait_for(lambda: half_done(house, job_id), "a first part")
     os.kill(pid, signal.SIGKILL)
     house.start_worker()
-    check_outcome(house, job_id, shard.ordinal, journal, set())
+    check_outcome(house, job_id, shard.ordinal, journal, survivors)
 
 
 @pytest.mark.timeout(300)
@@ -159,7 +168,7 @@ def test_dead_workers_shard_is_leased_elsewhere_in_under_a_minute_at_default_set
     house = make_house(part_items=4)
     job_id, _ = start_job(house)
     house.start_worker()
-    shard, pid = house.wait_for(lambda: half_done(house, job_id), "a first part")
+    shard, pid, _ = house.wait_for(lambda: half_done(house, job_id), "a first part")
     house.start_worker()
     house.wait_for(lambda: len(_live(house)) == 2, "the second worker")
     os.kill(pid, signal.SIGKILL)
@@ -176,10 +185,6 @@ def test_dead_workers_shard_is_leased_elsewhere_in_under_a_minute_at_default_set
 def _live(house: House) -> list[str]:
     with house.deployment.database.read() as uow:
         return [worker.id for worker in uow.workers.live()]
-
-
-def _of(house: House, job_id: str, ordinal: int) -> list[tuple[int, int, frozenset[int]]]:
-    return [part for part in house.parts(job_id) if part[0] == ordinal]
 
 
 def _runs(pid: int) -> bool:

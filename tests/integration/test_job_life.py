@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
@@ -18,18 +17,8 @@ from pipeline.jobs.planner import plan
 from pipeline.jobs.service import WorkerService
 from pipeline.ports import WorkItem
 from tests.fixtures.house import House
+from tests.fixtures.in_process import make_service, requests
 from tests.fixtures.scripted_host import ScriptedHost
-
-
-def requests(number: int) -> list[dict[str, Any]]:
-    return [{"custom_id": f"r{index}", "prompt": f"say {index}"} for index in range(number)]
-
-
-def make_service(house: House, host: ScriptedHost) -> WorkerService:
-    queues = ("generate", "embed", "rerank", "index", "control")
-    return WorkerService(
-        house.deployment, [host], worker_id=uuid.uuid4().hex, queues=queues, device="test", memory_bytes=0
-    )
 
 
 def work_off(house: House, service: WorkerService, job_id: str) -> None:
