@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -53,12 +54,13 @@ def main() -> None:
         }
         options = IntakeOptions(kind=JobKind.GENERATE, model=str(asked.model))
         job_id = submit_items(deployment, io.BytesIO(_requests(asked.requests)), fields, options).job.id
-        before = _database_cpu_s()
+        port = urlsplit(database_url).port if database_url else None
+        before = _database_cpu_s(port) if port else 0.0
         cpu_s = _work_off(job_id, settings)
         report = _measure(deployment, job_id) | {
             "worker_cpu_s": round(cpu_s, 2),
             "database": "postgresql" if asked.postgres else "sqlite",
-            "database_cpu_s": round(_database_cpu_s() - before, 2) if asked.postgres else None,
+            "database_cpu_s": round(_database_cpu_s(port) - before, 2) if port else None,
             "requests": asked.requests,
         }
         deployment.close()
@@ -135,14 +137,15 @@ def _measure(deployment: Deployment, job_id: str) -> dict[str, float | int | str
     }
 
 
-def _database_cpu_s() -> float:
-    """Of all PostgreSQL processes; a server's own figure holds those of its backends that have ended."""
-    total = 0.0
-    for process in psutil.process_iter(["name", "cpu_times"]):
-        times = process.info["cpu_times"]
-        if times and (process.info["name"] or "").startswith("postgres"):
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+def _database_cpu_s(port: int) -> float:
+    """Of the server that listens on ``port``: its own, its ended backends' (its children's), its live ones'."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "postgres" and ["-p", str(port)] == (process.info["cmdline"] or [])[3:5]:
+            own = process.cpu_times()
+            live = [child.cpu_times() for child in process.children(recursive=True)]
+            total = own.user + own.system + own.children_user + own.children_system
+            return total + sum(times.user + times.system for times in live)
+    return 0.0
 
 
 if __name__ == "__main__":
