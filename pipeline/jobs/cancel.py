@@ -22,7 +22,7 @@ def cancel(deployment: Deployment, name: str) -> JobView:
     with deployment.database.write() as uow:
         asked = uow.jobs.request_outcome(job.id, Outcome.CANCELLED)
         now = uow.jobs.get(job.id)
-    if not asked and (now is None or now.status is not JobStatus.CANCELLING):
+    if not asked and (now is None or not _is_ending_early(now)):
         raise Conflict(f"{job.id} is {now.status if now else 'gone'} already")
     alone = not live_workers(deployment)
     if alone:
@@ -31,6 +31,11 @@ def cancel(deployment: Deployment, name: str) -> JobView:
     if alone:
         finalize(deployment, job.id, owner=uuid.uuid4().hex)
     return find_job(deployment, job.id)
+
+
+def _is_ending_early(job: JobView) -> bool:
+    """Whether somebody has asked already, and the job has not ended."""
+    return job.outcome is not None and not job.status.is_terminal
 
 
 def _take_back_leases(deployment: Deployment, job_id: str) -> None:

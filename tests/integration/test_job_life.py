@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.db.states import JobStatus, ShardStatus
 from pipeline.db.values import JobLease, JobView
-from pipeline.errors import ChildDied, LeaseLost, ModelNotFound
+from pipeline.errors import ChildDied, ModelNotFound
 from pipeline.jobs import finalize as finalizing
 from pipeline.jobs.cancel import cancel
 from pipeline.jobs.deployment import Deployment
@@ -222,40 +222,6 @@ def test_doubled_doorbell_finds_nothing_left_to_claim(house: House) -> None:
     assert service.serve("generate") == 1
     assert service.serve("generate") == 0
     assert len(host.fed) == 1
-
-
-def test_writes_under_an_old_token_are_refused(house: House) -> None:
-    job_id = house.submit(requests(2))
-    plan(house.deployment, job_id, owner="planner")
-
-    with house.deployment.database.write() as uow:
-        first = uow.shards.claim(job_id, "one")
-    assert first is not None
-    (shard,) = house.shards(job_id)
-    with house.deployment.database.write() as uow:
-        assert uow.shards.take_back(shard, "stale")
-    with house.deployment.database.write() as uow:
-        second = uow.shards.claim(job_id, "two")
-    assert second is not None and second.token == first.token + 2
-    for write in ("renew", "complete", "cancel"):
-        with pytest.raises(LeaseLost), house.deployment.database.write() as uow:
-            getattr(uow.shards, write)(first)
-    with house.deployment.database.write() as uow:
-        uow.shards.renew(second)
-
-
-def test_take_back_spares_a_lease_that_moved(house: House) -> None:
-    job_id = house.submit(requests(2))
-    plan(house.deployment, job_id, owner="planner")
-
-    with house.deployment.database.write() as uow:
-        lease = uow.shards.claim(job_id, "one")
-    assert lease is not None
-    (seen,) = house.shards(job_id)
-    with house.deployment.database.write() as uow:
-        uow.shards.renew(lease)
-    with house.deployment.database.write() as uow:
-        assert not uow.shards.take_back(seen, "stale")
 
 
 def test_priority_decides_and_age_breaks_ties_but_nothing_starves(house: House) -> None:
