@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from pipeline.errors import ArtifactCorrupt
 from pipeline.ports import JsonObject
 
 
@@ -39,8 +40,12 @@ def dump_item(item: Item) -> bytes:
 
 
 def parse_item(line: bytes) -> Item:
-    payload = orjson.loads(line)
-    return Item(payload["id"], payload["line"], payload.get("body"), payload.get("error"))
+    """Raises ArtifactCorrupt: what intake wrote can be read, so the file is not what it was."""
+    try:
+        payload = orjson.loads(line)
+        return Item(payload["id"], payload["line"], payload.get("body"), payload.get("error"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactCorrupt(f"a line of the item file is no item: {type(error).__name__}: {error}") from error
 
 
 def parse_items(data: bytes) -> list[Item]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
@@ -12,7 +13,7 @@ from pipeline.checkpoints.resolve import resolve
 from pipeline.checkpoints.tokens import TokenCounter
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, JobView, ShardCut
-from pipeline.errors import LeaseLost, ModelChanged, ModelNotFound, PipelineError, TransientError
+from pipeline.errors import ArtifactCorrupt, LeaseLost, ModelChanged, ModelNotFound, PipelineError, TransientError
 from pipeline.formats.items import Item, iter_with_offsets
 from pipeline.formats.texts import output_allowance, prompt_texts
 from pipeline.jobs.cancel import settle
@@ -109,9 +110,15 @@ def _texts(item: Item) -> list[str]:
 
 
 def _lines(deployment: Deployment, job: JobView) -> Iterator[bytes]:
+    """The item file, checked as a whole while it streams: one that lost a line would be cut without a word."""
     assert job.input_uri is not None
+    digest = hashlib.sha256()
     with deployment.store.open(job.input_uri) as stream:
-        yield from stream
+        for line in stream:
+            digest.update(line)
+            yield line
+    if digest.hexdigest() != job.input_sha256:
+        raise ArtifactCorrupt(f"{job.input_uri} does not have the checksum its row says")
 
 
 def _counter(deployment: Deployment, spec: JobSpec, job: JobView) -> CountsTokens:

@@ -24,6 +24,9 @@ V = TypeVar("V", bound=_Dataclass)
 #: Longest text of an error that is kept with a row, in characters.
 ERROR_CHARS = 2_000
 
+#: Longest code of an error, as the column has it.
+ERROR_CODE_CHARS = 64
+
 
 def utc_now() -> datetime:
     """This host's clock: for people and for order by age; no lease decision rests on it."""

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import SQLColumnExpression, case, func, literal, or_, select, update
 
 from pipeline.db.models import ItemErrorRow, Job, Shard
-from pipeline.db.repository.base import Repository, clip, to_value, utc_now
+from pipeline.db.repository.base import ERROR_CODE_CHARS, Repository, clip, to_value, utc_now
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.values import ItemFailure, ShardLease, ShardView
 from pipeline.errors import LeaseLost
@@ -187,7 +187,7 @@ class ShardRepository(Repository):
                 shard_id=lease.shard_id,
                 custom_id=item.custom_id,
                 line=item.line,
-                code=item.code,
+                code=clip(item.code)[:ERROR_CODE_CHARS],
                 message=clip(item.message),
             )
             for item in failures
