@@ -49,7 +49,7 @@ class WorkerService:
         memory_bytes: int,
         only_job: str | None = None,
     ) -> None:
-        """``only_job`` makes a service that serves one job and leaves all others alone."""
+        """``only_job`` makes a service that plans and serves one job; of others it mends only what reconcile finds."""
         self._deployment = deployment
         self._hosts = tuple(hosts)
         self._free: SimpleQueue[EngineHost] = SimpleQueue()
@@ -186,6 +186,8 @@ class WorkerService:
         """Have a job planned or finalized on a control thread; nothing when that is under way here."""
         if not self._serves_control or self._drain.is_set():
             return
+        if work == "plan" and self._only_job not in (None, job_id):
+            return  # any other worker plans it; finalizing is for whoever holds the reconcile lease
         key = (work, job_id)
         running = self._control_jobs.get(key)
         if running is None or running.done():
