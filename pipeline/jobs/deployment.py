@@ -40,9 +40,13 @@ class Deployment:
         else:
             migrate.check(url)
         database = Database(url)
-        store = ArtifactStore(settings.resolved_store_url)
-        store.ensure()
-        _check_identity(database, store)
+        try:
+            store = ArtifactStore(settings.resolved_store_url)
+            store.ensure()
+            _check_identity(database, store)
+        except BaseException:
+            database.close()
+            raise
         return cls(settings, database, store, Doorbell(settings))
 
     def close(self) -> None:
