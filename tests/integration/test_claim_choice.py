@@ -54,10 +54,36 @@ def test_worker_of_one_job_serves_it_and_leaves_the_others(make_house: MakeHouse
     assert house.job(unplanned).status is JobStatus.VALIDATING
 
 
+def test_claims_counted_at_once_in_the_same_rows_do_not_deadlock(house: House) -> None:
+    """Each has another favourite, and all others in its set: locked in any order but one they would wait in a ring."""
+    job_ids = [house.submit(requests(1)) for _ in range(JOBS)]
+    start = threading.Barrier(THREADS)
+    trouble: list[Exception] = []
+
+    def count_claims(first: int) -> None:
+        start.wait()
+        try:
+            for number in range(first, first + 50):
+                chosen = job_ids[number % JOBS]
+                with house.deployment.database.write() as uow:
+                    uow.jobs.count_claim(chosen, {*job_ids} - {chosen})
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test tells
+            trouble.append(error)
+
+    threads = [threading.Thread(target=count_claims, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not trouble
+
+
 def test_many_claims_over_several_jobs_have_one_winner_each_and_no_deadlock(
-    postgres_url: str, make_house: MakeHouse, caplog: pytest.LogCaptureFixture
+    postgres_url: str, make_house: MakeHouse, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The youngest job comes first, so that nearly every claim counts itself in the rows of all older ones."""
+    """The youngest job comes first and starving begins soon: claims for all jobs count themselves in all others' rows."""
+    for module in ("pipeline.jobs.service", "pipeline.db.repository.jobs"):
+        monkeypatch.setattr(f"{module}.STARVATION_BOUND", 2)
     house = make_house(database_url=postgres_url)
     job_ids = [
         house.submit(requests(SHARDS), shard_items=1, options=SubmitOptions(priority=number)) for number in range(JOBS)
