@@ -184,6 +184,7 @@ class ModelNotFound(JobError):
     """The model is not on this host."""
 
     code = "model_not_found"
+    exit_code = ExitCode.NOT_FOUND
 
 
 class ModelChanged(JobError):

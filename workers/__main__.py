@@ -104,6 +104,11 @@ def run() -> int:
         return int(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return 130
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"error: unexpected {type(error).__name__}: {error}; --debug shows where\n")
+        return int(ExitCode.INTERNAL)
     finally:
         logging.shutdown()
     return 0

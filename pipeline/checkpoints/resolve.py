@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -49,7 +50,14 @@ def resolve(name: str, settings: Settings, *, download: bool = True) -> Path:
             if found is not None:
                 return found
             tried.append(f"the {'local hub cache' if local_only else 'hub'} ({reason})")
-    raise ModelNotFound(f"no model {name!r} on this host", hint=f"tried {'; '.join(tried)}")
+    near = difflib.get_close_matches(name, _known_names(settings), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ModelNotFound(f"no model {name!r} on this host", hint=f"{hint}tried {'; '.join(tried)}")
+
+
+def _known_names(settings: Settings) -> list[str]:
+    folders = settings.models_path.iterdir() if settings.models_path.is_dir() else ()
+    return sorted({*settings.models, *(folder.name for folder in folders if folder.is_dir())})
 
 
 def _from_hub(name: str, *, local_only: bool) -> tuple[Path | None, str]:

@@ -24,7 +24,9 @@ def cancel(context: Context, job: str, as_json: bool) -> None:
     with context.deployment() as deployment:
         view = cancel_job(deployment, job)
     if as_json:
-        print_json(view)
+        from pipeline.jobs.status import as_document
+
+        print_json(as_document(view))
         return
     click.echo(view.id)
     talk(f"{view.status}: {view.succeeded:,} of {view.total:,} items succeeded, {view.cancelled:,} cancelled")

@@ -30,7 +30,7 @@ def list_(context: Context, statuses: tuple[str, ...], limit: int, as_json: bool
     """
     from pipeline.db.states import JobStatus
     from pipeline.errors import UsageError
-    from pipeline.jobs.status import describe_result, list_jobs
+    from pipeline.jobs.status import as_document, describe_result, list_jobs
 
     try:
         wanted = [JobStatus(status) for status in statuses]
@@ -39,7 +39,7 @@ def list_(context: Context, statuses: tuple[str, ...], limit: int, as_json: bool
     with context.deployment() as deployment:
         jobs = list_jobs(deployment, statuses=wanted, limit=limit)
     if as_json:
-        print_json(jobs)
+        print_json([as_document(job) for job in jobs])
         return
     print_table(_HEADINGS, [_row(job, describe_result(job)) for job in jobs])
     if len(jobs) == limit:

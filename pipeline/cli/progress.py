@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self
 from pipeline.cli.meter import Snapshot
 from pipeline.cli.output import is_live_terminal, talk
 
-#: Seconds between two lines of a log, unless the job's status changed.
-_LINE_S = 5.0
+#: Seconds between two lines of a log, unless the job's status changed; and until it is said that nothing moved.
+_LINE_S, _QUIET_S = 5.0, 15.0
 
 
 class Display(Protocol):
@@ -46,6 +46,9 @@ class LineDisplay:
         if changed or moved:
             talk(f"{self._label} {snapshot}")
             self._last, self._at = snapshot, now
+        elif now - self._at >= _QUIET_S:
+            talk(f"{self._label} {snapshot}; a model that loads, or the first answers, take their time")
+            self._at = now
 
 
 class LiveDisplay:

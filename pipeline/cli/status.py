@@ -45,7 +45,10 @@ def status(context: Context, job: str, as_json: bool) -> None:
 
 
 def _as_json(deployment: Deployment, report: JobReport) -> dict[str, Any]:
+    from pipeline.jobs.status import as_document
+
     document = asdict(report)
+    document["job"] = as_document(report.job)
     document["index"] = _index_of(deployment, report)
     document["metrics"] = aggregate(report.metrics)
     document["files"] = dict(_files(deployment, report))

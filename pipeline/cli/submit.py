@@ -13,7 +13,7 @@ from pipeline.cli.output import json_option, print_json, talk
 from pipeline.cli.watch import follow
 from pipeline.errors import NoWorker
 from pipeline.jobs.deployment import Deployment
-from pipeline.jobs.status import exit_code, live_workers
+from pipeline.jobs.status import as_document, exit_code, live_workers
 from pipeline.jobs.submit import Submission, SubmitOptions, submit_index
 from pipeline.specs import IndexSpec, JobKind
 
@@ -93,7 +93,7 @@ def _finish(deployment: Deployment, submission: Submission, *, wait: bool, as_js
     if wait and served:
         job = follow(deployment, job.id)
     if as_json:
-        print_json({"job": job, "existing": submission.existing, "input": submission.report})
+        print_json({"job": as_document(job), "existing": submission.existing, "input": submission.report})
     if not served:
         message, hint = f"no live worker serves the queue {job.kind}", "start one with: pipeline up"
         if wait:

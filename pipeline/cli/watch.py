@@ -32,13 +32,13 @@ def watch(context: Context, job: str, as_json: bool) -> int:
       pipeline watch job_0123456789abcdef
       pipeline watch job_0123 --json | jq .succeeded
     """
-    from pipeline.jobs.status import exit_code, find_job, live_workers
+    from pipeline.jobs.status import as_document, exit_code, find_job, live_workers
 
     with context.deployment() as deployment:
         view = find_job(deployment, job)
         if not view.status.is_terminal and not live_workers(deployment, view.kind):
             talk(f"no live worker serves the queue {view.kind}; start one with: pipeline up")
-        on_change = (lambda changed: print_json(changed, indent=None)) if as_json else None
+        on_change = (lambda changed: print_json(as_document(changed), indent=None)) if as_json else None
         return exit_code(follow(deployment, view.id, on_change=on_change))
 
 
@@ -85,7 +85,9 @@ def follow(
 def _say_end(deployment: Deployment, job: JobView) -> None:
     from pipeline.jobs.status import count_errors, describe_result
 
-    talk(f"{job.id} {describe_result(job)}: {job.succeeded:,} succeeded, {job.errored:,} erred of {job.total:,}")
+    counts = {"succeeded": job.succeeded, "erred": job.errored, "cancelled": job.cancelled, "expired": job.expired}
+    words = [f"{count:,} {name}" for name, count in counts.items() if count or name in ("succeeded", "erred")]
+    talk(f"{job.id} {describe_result(job)}: {', '.join(words)} of {job.total:,}")
     if job.error_message:
         talk(f"{job.error_code}: {job.error_message}")
     if job.errored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from pipeline.errors import AlreadyExists, ArtifactMissing, ConfigError
 from pipeline.jobs.dispatch import Doorbell
 from pipeline.store import layout
 from pipeline.store.artifacts import ArtifactStore
+
+_HOME_HINT = "set `home` (PIPELINE_HOME) to a folder that you can write to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Deployment:
         """
         url = settings.resolved_database_url
         if settings.is_embedded_database:
-            settings.home_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_home(settings)
             migrate.upgrade(url)
         else:
             migrate.check(url)
@@ -52,6 +55,17 @@ class Deployment:
     def close(self) -> None:
         self.doorbell.close()
         self.database.close()
+
+
+def _make_home(settings: Settings) -> None:
+    """Raises ConfigError for a home that is no folder of ours to write in."""
+    home = settings.home_path
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"home {home} cannot be made: {error.strerror}", hint=_HOME_HINT) from error
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise ConfigError(f"home {home} cannot be written to", hint=_HOME_HINT)
 
 
 def _check_identity(database: Database, store: ArtifactStore) -> None:

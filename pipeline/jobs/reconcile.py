@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 #: The named lease.
 LEASE_NAME = "reconcile"
 
-#: A worker whose heartbeat stands still for this many leases is taken for dead.
-DEAD_AFTER_LEASES = 3
-
 
 class Control(Protocol):
     """Does the slow work of a job: plans it, or finalizes it, outside the reconcile loop."""
@@ -43,7 +40,7 @@ class Reconciler:
         lease_s = deployment.settings.lease_s
         self._shards = Observer(lease_s)
         self._jobs = Observer(lease_s)
-        self._workers = Observer(lease_s * DEAD_AFTER_LEASES)
+        self._workers = Observer(lease_s)
 
     def tick(self) -> bool:
         """One round, if this process is the one; raises TransientError when the database is out of reach."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView, Measurement, ShardView, WorkerView
@@ -85,6 +86,18 @@ def describe_result(job: JobView) -> str:
     if job.status is not JobStatus.COMPLETED or job.errored == 0:
         return job.status.value
     return "all_errored" if job.succeeded == 0 else "some_errored"
+
+
+def as_document(job: JobView) -> dict[str, Any]:
+    """A job as JSON, in the words of the view ``job_status``: ``job_id``, ``outcome``, ``asked_outcome``."""
+    document = {"job_id": job.id, **asdict(job), "asked_outcome": job.outcome}
+    document["outcome"] = None
+    if job.status is JobStatus.COMPLETED:
+        result = describe_result(job)
+        document["outcome"] = "all_succeeded" if result == JobStatus.COMPLETED else result
+    elif job.status.is_terminal:
+        document["outcome"] = job.status
+    return document
 
 
 def exit_code(job: JobView) -> ExitCode:

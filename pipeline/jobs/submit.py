@@ -89,7 +89,8 @@ def submit_index(deployment: Deployment, spec: IndexSpec, options: SubmitOptions
                 raise NotFound(f"no job {source}")
             if job.kind != "embed" or job.status is not JobStatus.COMPLETED:
                 raise Conflict(
-                    f"{source} is a {job.kind} job in state {job.status}", hint="name embed jobs that are completed"
+                    f"{source} is no finished embed job: its kind is {job.kind}, its status {job.status}",
+                    hint=f"wait for it with: pipeline watch {source}",
                 )
         spaces = uow.vectors.spaces_of(spec.sources)
     if len(spaces) > 1:
@@ -115,7 +116,9 @@ def check_suits(checkpoint: Checkpoint, name: str, endpoint: Endpoint) -> None:
         return
     wanted = "embedder" if endpoint is Endpoint.EMBEDDINGS else "generator"
     if checkpoint.kind != wanted:
-        raise ModelUnsupported(f"{name} is a {checkpoint.kind} ({checkpoint.model_type}); {endpoint} needs a {wanted}")
+        raise ModelUnsupported(
+            f"{name} is of kind {checkpoint.kind} ({checkpoint.model_type}); {endpoint} needs {wanted}"
+        )
     if endpoint in (Endpoint.CHAT, Endpoint.RERANK) and not checkpoint.has_chat_template:
         hint = "--raw sends each prompt as it is to /v1/completions" if endpoint is Endpoint.CHAT else None
         raise NoChatTemplate(f"{name} has no chat template", hint=hint)

@@ -160,7 +160,7 @@ def test_spec_out_of_range_is_refused_before_the_file_is_read(local_house: House
 
 def test_unknown_model_is_one_clear_error(local_house: House) -> None:
     done = pipeline(local_house, "submit", "generate", "-", "--model", "nowhere", stdin=PROMPTS)
-    assert done.returncode == ExitCode.JOB_FAILED
+    assert done.returncode == ExitCode.NOT_FOUND
     assert "error: no model 'nowhere' on this host" in done.stderr
     assert "Traceback" not in done.stderr
 

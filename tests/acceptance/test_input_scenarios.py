@@ -157,7 +157,7 @@ def test_bad_file_is_a_code_and_a_line_never_a_traceback(home: House, tmp_path: 
 def test_unknown_model_is_one_clear_error(home: House, tmp_path: Path) -> None:
     file = write(tmp_path, [{"prompt": "x"}])
     done = home.pipeline("submit", "generate", file, "--model", "nobody-has-this", check=False)
-    assert done.returncode == 11
+    assert done.returncode == 3
     assert "nobody-has-this" in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
 
