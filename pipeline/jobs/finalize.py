@@ -65,7 +65,7 @@ def finalize(deployment: Deployment, job_id: str, *, owner: str) -> bool:
     except LeaseLost as error:
         log.warning("finalizer_lost", extra={"job": job_id, "reason": str(error)})
         return False
-    except PipelineError as error:
+    except Exception as error:
         _note(deployment, lease, error)
         raise
     log.info("job_ended", extra={"job": job_id, "status": status.value})
@@ -175,9 +175,10 @@ def _all_items(deployment: Deployment, job: JobView) -> Iterator[Item]:
         log.warning("items_cannot_be_named", extra={"job": job.id})
 
 
-def _note(deployment: Deployment, lease: JobLease, error: PipelineError) -> None:
+def _note(deployment: Deployment, lease: JobLease, error: Exception) -> None:
+    code = error.code if isinstance(error, PipelineError) else "internal_error"
     try:
         with deployment.database.write() as uow:
-            uow.jobs.note_trouble(lease, code=error.code, message=str(error))
+            uow.jobs.note_trouble(lease, code=code, message=str(error))
     except TransientError:
         log.warning("trouble_not_noted", extra={"job": lease.job_id, "reason": str(error)})

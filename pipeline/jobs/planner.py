@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
@@ -20,6 +21,8 @@ from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.leases import JobKeeper
 from pipeline.specs import IndexSpec, JobSpec, parse_spec
+
+log = logging.getLogger(__name__)
 
 #: Items whose texts are counted in one call of the tokenizer.
 COUNT_ITEMS = 512
@@ -68,7 +71,9 @@ def plan(deployment: Deployment, job_id: str, *, owner: str) -> bool:
         else:
             _release(deployment, lease)
         return False
-    except (PipelineError, ValueError) as error:
+    except Exception as error:  # whatever it is, planning again would meet it again
+        if not isinstance(error, PipelineError):
+            log.exception("plan_broke", extra={"job": job_id})
         _fail(deployment, lease, error)
         return False
     deployment.doorbell.run(job.kind)
