@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("errors_sha256", sa.String(length=64), nullable=True),
         sa.Column("error_code", sa.String(length=64), nullable=True),
         sa.Column("error_message", sa.Text(), nullable=True),
+        sa.Column("engine", sa.JSON(), nullable=True, comment="numeric platform and probe, as the engine said them"),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("queued_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("in_progress_at", sa.DateTime(timezone=True), nullable=True),

@@ -85,6 +85,11 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
         yield "shard error", line
     if job.model:
         yield "model", f"{job.model} (digest {job.model_digest[:12] if job.model_digest else 'not pinned'})"
+    if job.engine:
+        stated = job.engine["numeric_platform"]
+        yield "engine", ", ".join(str(stated[name]) for name in ("device", "dtype", "blas") if stated.get(name))
+        if job.engine.get("probe", {}).get("passed") is False:
+            yield "engine declined", "batches: a row's result changed with its neighbours, so it runs alone"
     yield "created", show_time(job.created_at)
     if job.ended_at:
         yield "took", show_seconds((job.ended_at - job.created_at).total_seconds())

@@ -58,6 +58,7 @@ class Job(Base):
     errors_sha256: Mapped[str | None] = mapped_column(_SHA256)
     error_code: Mapped[str | None] = mapped_column(String(64))
     error_message: Mapped[str | None] = mapped_column(Text)
+    engine: Mapped[dict[str, Any] | None] = mapped_column(comment="numeric platform and probe, as the engine said them")
 
     created_at: Mapped[datetime]
     queued_at: Mapped[datetime | None]

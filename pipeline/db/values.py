@@ -56,6 +56,7 @@ class JobView:
     errors_sha256: str | None
     error_code: str | None
     error_message: str | None
+    engine: dict[str, Any] | None
     created_at: datetime
     queued_at: datetime | None
     in_progress_at: datetime | None

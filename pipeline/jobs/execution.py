@@ -30,7 +30,7 @@ from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work
 from pipeline.jobs.leases import ShardKeeper
 from pipeline.jobs.measures import ShardMeasures
 from pipeline.jobs.recording import PartRecorder, space_of
-from pipeline.ports import Answer, Boundary, EngineHost, EngineRun, WorkItem
+from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRun, WorkItem
 from pipeline.specs import IndexSpec, JobSpec, parse_spec
 from pipeline.specs.seeds import item_seed
 
@@ -143,6 +143,7 @@ class ShardExecution:
         started = time.monotonic()
         info = self._host.prepare(work.request)
         self._measures.loaded(info, time.monotonic() - started)
+        self._note_engine(work, info)
         recorder.space = space_of(info)
         self._run = run = self._host.run(items, work.options, done=done)
         if self._is_stopping():
@@ -166,6 +167,21 @@ class ShardExecution:
             recorder.flush()  # what arrived before the child died is as good as any answer
             raise
         self._measures.ran(run.stats)
+
+    def _note_engine(self, work: EngineWork, info: EngineInfo) -> None:
+        """Put on record what the answers may depend on: device, BLAS, dtype, versions, what a probe declined."""
+        engine = {"kind": info.kind, "numeric_platform": info.numeric_platform, **info.details}
+        with self._deployment.database.write() as uow:
+            uow.shards.renew(self._lease)  # nothing is written for a shard that is another's by now
+            uow.jobs.note_engine(self._lease.shard.job_id, engine)
+            if info.model_digest is not None:
+                uow.workers.remember_model(
+                    info.model_digest,
+                    name=str(work.options.get("model_name")),
+                    model_type=info.details.get("model_type"),
+                    dtype=info.numeric_platform.get("dtype"),
+                    details=engine,
+                )
 
     @staticmethod
     def _record(recorder: PartRecorder, group: list[Answer]) -> None:

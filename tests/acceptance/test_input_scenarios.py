@@ -68,6 +68,9 @@ def test_one_prompt_over_the_context_errs_alone(home: House, tiny_llama_path: Pa
     job_id = submit(home, "generate", write(tmp_path, rows), "tiny", "--max-tokens", "4")
     job = home.work_off(job_id)
     assert (job.status, job.succeeded, job.errored) == (JobStatus.COMPLETED, 4, 1), home.logs()
+    assert job.engine is not None
+    assert {"device", "dtype", "blas", "mlx"} <= set(job.engine["numeric_platform"])
+    assert "engine" in home.pipeline("status", job_id).stdout.decode()
     (line,) = home.results(job_id, "errors")
     assert line["custom_id"] == "r2"
     assert line["error"]["code"] == "context_length_exceeded"

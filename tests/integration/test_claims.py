@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,3 +42,17 @@ def test_sixteen_processes_claim_and_write_without_a_locked_error(house: House, 
     assert (job.succeeded, job.processing, job.shards_open) == (shards * 2, 0, 0)
     assert {shard.status for shard in house.shards(job_id)} == {ShardStatus.DONE}
     assert {shard.attempts for shard in house.shards(job_id)} == {1}
+
+
+def test_workers_that_load_the_same_model_at_once_agree(house: House) -> None:
+    """The first load of a model is a new row; nobody's shard fails because another worker was as quick."""
+
+    def remember(worker: int) -> None:
+        for number in range(20):
+            with house.deployment.database.write() as uow:
+                uow.workers.remember_model(
+                    f"digest-{number}", name=f"worker-{worker}", model_type=None, dtype=None, details={}
+                )
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(remember, range(4)))

@@ -81,6 +81,15 @@ def test_doubled_and_lost_doorbells_change_nothing(belled_house: House) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_worker_listens_on_a_redis_socket(make_house: MakeHouse, redis_socket_url: str) -> None:
+    house = make_house(broker_url=redis_socket_url, **QUICK)
+    house.start_worker()
+    job_id = submit(house)
+    assert house.wait_end(job_id).status is JobStatus.COMPLETED, house.logs()
+    assert house.deployment.doorbell.run("generate")
+
+
+@pytest.mark.timeout(120)
 def test_sigterm_drains_and_gives_the_lease_back(make_house: MakeHouse) -> None:
     house = make_house(part_items=1, **QUICK)
     house.add_fake_model(delay_s=0.2)

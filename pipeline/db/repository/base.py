@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Executable
@@ -56,6 +57,11 @@ class Repository:
             assert isinstance(now, datetime)
             return now
         return utc_now()
+
+    def _insert_missing(self, table: type[Base], values: dict[str, Any]) -> None:
+        """Insert a row unless one with its key is there, also when another process does the same at this moment."""
+        dialect = postgresql if self._session.get_bind().dialect.name == "postgresql" else sqlite
+        self._session.execute(dialect.insert(table).values(values).on_conflict_do_nothing())
 
     def _changed(self, statement: Executable) -> int:
         """Run an UPDATE or DELETE; how many rows it matched."""

@@ -180,6 +180,11 @@ class JobRepository(Repository):
         if not self._guarded(lease, {JobStatus.VALIDATING}, values | {"status": JobStatus.CANCELLING}):
             raise LeaseLost(f"{lease.job_id} was planned by another process")
 
+    def note_engine(self, job_id: str, engine: dict[str, Any]) -> None:
+        """What the job's answers may depend on, as the engine that gives them says it."""
+        running = update(Job).where(Job.id == job_id, Job.status.not_in(TERMINAL))
+        self._changed(running.values(engine=engine))
+
     def note_trouble(self, lease: JobLease, *, code: str, message: str) -> None:
         """Say in the job's row why it does not get on, for whoever looks; a lost lease is no error."""
         self._guarded(lease, None, {"error_code": code, "error_message": clip(message)})

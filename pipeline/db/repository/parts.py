@@ -54,8 +54,14 @@ class PartRepository(Repository):
             self._add_vectors(lease, row.id, vectors)
 
     def _add_vectors(self, lease: ShardLease, part_id: int, vectors: NewVectors) -> None:
-        if self._session.get(EmbeddingSpace, vectors.space_digest) is None:
-            self._add_space(vectors)
+        space = {
+            "digest": vectors.space_digest,
+            "recipe": vectors.recipe,
+            "dimension": vectors.dimension,
+            "normalized": vectors.normalized,
+            "created_at": utc_now(),
+        }
+        self._insert_missing(EmbeddingSpace, space)
         file = VectorFile(
             job_id=lease.shard.job_id,
             part_id=part_id,
@@ -86,21 +92,3 @@ class PartRepository(Repository):
                 for number, row in enumerate(vectors.rows)
             ],
         )
-
-    def _add_space(self, vectors: NewVectors) -> None:
-        """Insert the space unless another worker just did: the digest is the key, so both mean the same."""
-        values = {
-            "digest": vectors.space_digest,
-            "recipe": vectors.recipe,
-            "dimension": vectors.dimension,
-            "normalized": vectors.normalized,
-            "created_at": utc_now(),
-        }
-        if self._session.get_bind().dialect.name == "postgresql":
-            from sqlalchemy.dialects.postgresql import insert as pg_insert
-
-            self._session.execute(pg_insert(EmbeddingSpace).values(values).on_conflict_do_nothing())
-        else:
-            from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-
-            self._session.execute(sqlite_insert(EmbeddingSpace).values(values).on_conflict_do_nothing())

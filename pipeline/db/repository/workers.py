@@ -80,11 +80,9 @@ class WorkerRepository(Repository):
         self, digest: str, *, name: str, model_type: str | None, dtype: str | None, details: dict[str, Any]
     ) -> None:
         """Keep what a model said of itself when it was last loaded."""
-        row = self._session.get(ModelRow, digest)
-        if row is None:
-            row = ModelRow(digest=digest, name=name, model_type=model_type, dtype=dtype, first_loaded_at=utc_now())
-            self._session.add(row)
-        row.name, row.dtype, row.details = name, dtype, details
+        said = {"name": name, "model_type": model_type, "dtype": dtype, "details": details}
+        self._insert_missing(ModelRow, {"digest": digest, **said, "first_loaded_at": utc_now()})
+        self._changed(update(ModelRow).where(ModelRow.digest == digest).values(said))
 
     # --- named leases ---
 
