@@ -28,7 +28,7 @@ test: .venv/.installed-dev ## run the tests; PYTEST_ARGS="-k word" for some of t
 check: .venv/.installed-dev ## lint, format, types, import contracts, migrations, licences
 	@sh bin/check
 
-verify: .venv/.installed-dev ## the full counts; resumes where it was stopped, writes docs/verify-results.md
+verify: .venv/.installed-dev ## the full counts that `make test` samples; resumes where it was stopped, writes docs/verify-results.md
 	@$(PY) bin/verify.py
 
 bench-intake: .venv/.installed-dev ## lines/s and memory of reading a request file
