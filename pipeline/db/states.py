@@ -39,9 +39,6 @@ class ShardStatus(StrEnum):
 
 TERMINAL = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.EXPIRED})
 
-#: Shards that may still write.
-OPEN_SHARDS = (ShardStatus.PENDING, ShardStatus.LEASED)
-
 #: Every change of a job's status is a guarded UPDATE from one of these to the key.
 SOURCES: dict[JobStatus, frozenset[JobStatus]] = {
     JobStatus.QUEUED: frozenset({JobStatus.VALIDATING}),

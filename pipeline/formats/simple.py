@@ -45,7 +45,6 @@ class SimpleFormat:
     def __init__(self, kind: JobKind, names: FieldNames, *, raw: bool = False) -> None:
         """``raw`` sends prompts as they are, without a chat template. Raises UsageError for clashing names."""
         self._names = names
-        self._raw = raw
         self._compose: Callable[[JsonObject, JsonObject], None]
         match kind:
             case JobKind.GENERATE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -116,7 +116,9 @@ class PartRecorder:
             return None
         if self.space is None:
             raise ValueError("the engine gave vectors and no recipe for their space")
-        space = replace(self.space, dimension=answers_dimension(answers))
+        space = self.space
+        if {answer.dimension for answer in answers if answer.rows} != {space.dimension}:
+            raise ValueError(f"the engine gave vectors of another dimension than its recipe's {space.dimension}")
         artifact = write_vectors(
             self._deployment.store,
             self._name(layout.vector_file),
@@ -147,11 +149,3 @@ class PartRecorder:
                 for answer, row in rows
             ),
         )
-
-
-def answers_dimension(answers: Sequence[Answer]) -> int:
-    """The one dimension of these answers' vectors."""
-    dimensions = {answer.dimension for answer in answers if answer.rows}
-    if len(dimensions) != 1:
-        raise ValueError(f"vectors of {len(dimensions)} dimensions in one part")
-    return dimensions.pop()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.db.states import JobStatus
-from pipeline.db.values import JobView, Measurement, ShardView, WorkerView
+from pipeline.db.values import JobView, Measurement, WorkerView
 from pipeline.errors import Conflict, ExitCode, NotFound
 from pipeline.jobs.deployment import Deployment
 
@@ -52,9 +52,9 @@ def report_job(deployment: Deployment, job_id: str) -> JobReport:
         codes = tuple(uow.jobs.error_counts(job.id))
         metrics = tuple(uow.metrics.of_job(job.id))
         attempts, deaths = uow.shards.attempts_of(job.id)
-        last_errors = tuple(shard.last_error for shard in _troubled(uow.shards.of_job(job.id)) if shard.last_error)
+        last_errors = tuple(uow.shards.last_errors(job.id))
     served = tuple(live_workers(deployment, job.kind))
-    return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors[:3], served)
+    return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors, served)
 
 
 def count_errors(deployment: Deployment, job_id: str) -> Sequence[tuple[str, int]]:
@@ -111,10 +111,6 @@ def exit_code(job: JobView) -> ExitCode:
             return ExitCode.JOB_EXPIRED
         case _:
             return ExitCode.ALL_ERRORED if describe_result(job) == "all_errored" else ExitCode.OK
-
-
-def _troubled(shards: Sequence[ShardView]) -> list[ShardView]:
-    return [shard for shard in shards if shard.last_error]
 
 
 def _runs(pid: int) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -61,15 +61,10 @@ class HashingWriter(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-class Pending(Protocol):
-    """A file being written; ``artifact`` is set once the ``with`` block has ended well."""
-
-    stream: HashingWriter
-    artifact: Artifact
-
-
 @dataclass(slots=True)
-class _Pending:
+class Pending:
+    """A file being written; ``artifact`` says what it became once the ``with`` block has ended well."""
+
     stream: HashingWriter
     artifact: Artifact
 
@@ -101,7 +96,7 @@ class ArtifactStore:
                 _make_folder(self._root)
 
     @contextmanager
-    def create(self, name: str | Callable[[str], str]) -> Iterator[_Pending]:
+    def create(self, name: str | Callable[[str], str]) -> Iterator[Pending]:
         """Write a new file. ``name`` may be a function of the sha256, for content-addressed names.
 
         The file exists under its name only when the block ends without an exception.
@@ -117,7 +112,7 @@ class ArtifactStore:
             with _mapped(self.url):
                 raw = temporary.open("wb", buffering=CHUNK_BYTES)
             try:
-                pending = _Pending(HashingWriter(raw, self.url), Artifact("", "", 0))
+                pending = Pending(HashingWriter(raw, self.url), Artifact("", "", 0))
                 yield pending
                 with _mapped(self.url):
                     raw.flush()
@@ -136,11 +131,11 @@ class ArtifactStore:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _create_remote(self, name: str | Callable[[str], str]) -> Iterator[_Pending]:
+    def _create_remote(self, name: str | Callable[[str], str]) -> Iterator[Pending]:
         import tempfile
 
         with tempfile.NamedTemporaryFile() as raw:
-            pending = _Pending(HashingWriter(cast(BinaryIO, raw), self.url), Artifact("", "", 0))
+            pending = Pending(HashingWriter(cast(BinaryIO, raw), self.url), Artifact("", "", 0))
             yield pending
             raw.flush()
             uri = name if isinstance(name, str) else name(pending.stream.sha256)

@@ -24,11 +24,6 @@ def input_file(sha256: str) -> str:
     return f"inputs/{_safe(sha256[:2])}/{_safe(sha256)}.jsonl"
 
 
-def input_errors(job_id: str) -> str:
-    """All errors that intake found in a file, one JSON object per line."""
-    return f"jobs/{_safe(job_id)}/input-errors.jsonl"
-
-
 def part_file(job_id: str, shard: int, token: int, ordinal: int) -> str:
     return f"jobs/{_safe(job_id)}/parts/{_safe(shard)}/{_safe(token)}-{_safe(ordinal)}.jsonl"
 

@@ -15,7 +15,6 @@ STRANGE = ["", ".", "..", "a/b", "../../etc/passwd", "a\\b", "a b", "a\nb", "a\n
 def test_no_strange_segment_enters_a_path(text: str) -> None:
     for make in (
         lambda: layout.input_file(text),
-        lambda: layout.input_errors(text),
         lambda: layout.part_file(text, 0, 1, 0),
         lambda: layout.vector_file(text, 0, 1, 0),
         lambda: layout.output_file(text, 1),

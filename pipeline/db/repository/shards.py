@@ -40,6 +40,11 @@ class ShardRepository(Repository):
         attempts, deaths = self._session.execute(query.where(Shard.job_id == job_id)).one()
         return int(attempts), int(deaths)
 
+    def last_errors(self, job_id: str, limit: int = 3) -> Sequence[str]:
+        """Why attempts at a job's shards failed, of the first shards that have a reason."""
+        query = select(Shard.last_error).where(Shard.job_id == job_id, Shard.last_error.is_not(None))
+        return [text for text in self._session.scalars(query.order_by(Shard.ordinal).limit(limit)) if text]
+
     # --- the lease ---
 
     def claim(self, job_id: str, owner: str) -> ShardLease | None:
