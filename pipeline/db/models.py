@@ -34,6 +34,7 @@ class Job(Base):
     passed_over: Mapped[int] = mapped_column(default=0, comment="claims that went to a younger job; bounds starvation")
     paused: Mapped[bool] = mapped_column(default=False)
     parent_job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    content_digest: Mapped[str | None] = mapped_column(_SHA256, comment="of item file and spec; what --dedupe compares")
 
     input_uri: Mapped[str | None] = mapped_column(_URI)
     input_sha256: Mapped[str | None] = mapped_column(_SHA256)
@@ -51,6 +52,7 @@ class Job(Base):
     lease_owner: Mapped[str | None] = mapped_column(_ID, comment="who plans or finalizes")
     lease_token: Mapped[int] = mapped_column(default=0)
     lease_renewals: Mapped[int] = mapped_column(BigInteger, default=0)
+    finalize_tries: Mapped[int] = mapped_column(default=0, comment="finalizers that met a part they could not read")
 
     output_uri: Mapped[str | None] = mapped_column(_URI)
     output_sha256: Mapped[str | None] = mapped_column(_SHA256)
@@ -76,6 +78,9 @@ class Job(Base):
         CheckConstraint("processing >= 0 AND shards_open >= 0", name="counts_positive"),
         Index(None, "status", "kind", "priority", "created_at"),
         Index(None, "created_at"),
+        Index(None, "expires_at"),
+        Index(None, "content_digest"),
+        Index(None, "parent_job_id"),
     )
 
 
@@ -92,16 +97,21 @@ class Shard(Base):
     first_item: Mapped[int] = mapped_column(BigInteger, comment="ordinal in the job of the shard's item 0")
     item_count: Mapped[int]
     token_count: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str | None] = mapped_column(_SHA256, comment="of the shard's bytes, as they were when it was cut")
     status: Mapped[ShardStatus] = mapped_column(default=ShardStatus.PENDING)
     succeeded: Mapped[int] = mapped_column(default=0)
     errored: Mapped[int] = mapped_column(default=0)
 
     attempts: Mapped[int] = mapped_column(default=0)
+    waits: Mapped[int] = mapped_column(default=0, comment="attempts ended by the surroundings; they do not count")
     child_deaths: Mapped[int] = mapped_column(default=0)
     lost_leases: Mapped[int] = mapped_column(default=0)
     not_before: Mapped[datetime | None]
     last_error: Mapped[str | None] = mapped_column(Text)
     in_flight: Mapped[str | None] = mapped_column(Text, comment="items fed and not registered, as ranges")
+    suspects: Mapped[str | None] = mapped_column(Text, comment="items that may have ended a child; tried one at a time")
+    cleared: Mapped[str | None] = mapped_column(Text, comment="suspects that were alone in a child and did it no harm")
+    alone_deaths: Mapped[int] = mapped_column(default=0, comment="deaths with the one item now in flight alone")
 
     lease_owner: Mapped[str | None] = mapped_column(_ID)
     lease_token: Mapped[int] = mapped_column(default=0)
@@ -135,6 +145,23 @@ class Part(Base):
     created_at: Mapped[datetime]
 
     __table_args__ = (UniqueConstraint("shard_id", "token", "ordinal"),)
+
+
+class FailedAttempt(Base):
+    """One attempt at a shard that did not end well, and why."""
+
+    __tablename__ = "failed_attempts"
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id"))
+    token: Mapped[int] = mapped_column(comment="lease token of the attempt")
+    worker_id: Mapped[str | None] = mapped_column(_ID)
+    code: Mapped[str] = mapped_column(String(64))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "job_id", "id"), Index(None, "shard_id"))
 
 
 class ItemErrorRow(Base):
@@ -178,11 +205,21 @@ class Worker(Base):
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     loaded_models: Mapped[str] = mapped_column(Text, default="", comment="comma-separated digests")
     status: Mapped[str] = mapped_column(String(16), comment="live, draining, stopped or dead")
+    paused: Mapped[bool] = mapped_column(default=False)
     heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
     started_at: Mapped[datetime]
     seen_at: Mapped[datetime] = mapped_column(comment="for people; no decision rests on it")
 
     __table_args__ = (Index(None, "status"),)
+
+
+class PausedQueue(Base):
+    """A queue whose shards nobody claims for now."""
+
+    __tablename__ = "paused_queues"
+
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    paused_at: Mapped[datetime]
 
 
 class ModelRow(Base):

@@ -36,6 +36,8 @@ class JobView:
     idempotency_key: str | None
     priority: int
     paused: bool
+    parent_job_id: str | None
+    content_digest: str | None
     input_uri: str | None
     input_sha256: str | None
     input_bytes: int
@@ -50,6 +52,7 @@ class JobView:
     lease_owner: str | None
     lease_token: int
     lease_renewals: int
+    finalize_tries: int
     output_uri: str | None
     output_sha256: str | None
     errors_uri: str | None
@@ -87,6 +90,7 @@ class ShardCut:
     first_item: int
     item_count: int
     token_count: int
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +105,20 @@ class ShardView:
     first_item: int
     item_count: int
     token_count: int
+    sha256: str | None
     status: ShardStatus
     succeeded: int
     errored: int
     attempts: int
+    waits: int
     child_deaths: int
     lost_leases: int
     last_error: str | None
+    not_before: datetime | None
     in_flight: str | None
+    suspects: str | None
+    cleared: str | None
+    alone_deaths: int
     lease_owner: str | None
     lease_token: int
     lease_renewals: int
@@ -289,6 +299,7 @@ class WorkerView:
     memory_bytes: int
     loaded_models: tuple[str, ...]
     status: str
+    paused: bool
     heartbeats: int
     started_at: datetime
     seen_at: datetime

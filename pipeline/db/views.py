@@ -38,6 +38,9 @@ VIEWS: dict[str, str] = {
             (SELECT COUNT(*) FROM shards WHERE shards.job_id = jobs.id AND shards.status = 'leased') AS shards_running,
             (SELECT COUNT(*) FROM shards WHERE shards.job_id = jobs.id AND shards.status = 'failed') AS shards_failed,
             (SELECT COALESCE(SUM(shards.attempts), 0) FROM shards WHERE shards.job_id = jobs.id) AS attempts,
+            (SELECT COALESCE(SUM(shards.waits), 0) FROM shards WHERE shards.job_id = jobs.id) AS waits,
+            (SELECT COALESCE(SUM(shards.child_deaths), 0) FROM shards WHERE shards.job_id = jobs.id) AS child_deaths,
+            jobs.parent_job_id,
             jobs.output_uri,
             jobs.errors_uri,
             jobs.error_code,
@@ -60,12 +63,27 @@ VIEWS: dict[str, str] = {
             shards.ordinal AS shard
         FROM item_errors JOIN shards ON shards.id = item_errors.shard_id
     """,
+    "job_attempts": """
+        SELECT
+            failed_attempts.job_id,
+            shards.ordinal AS shard,
+            failed_attempts.token,
+            failed_attempts.worker_id,
+            workers.host,
+            failed_attempts.code,
+            failed_attempts.reason,
+            failed_attempts.at
+        FROM failed_attempts
+        JOIN shards ON shards.id = failed_attempts.shard_id
+        LEFT JOIN workers ON workers.id = failed_attempts.worker_id
+    """,
     "worker_status": """
         SELECT
             workers.id AS worker_id,
             workers.host,
             workers.pid,
             workers.status,
+            workers.paused,
             workers.queues,
             workers.slots,
             (SELECT COUNT(*) FROM shards

@@ -69,6 +69,7 @@ class WorkerRepository(Repository):
                 memory_bytes=row.memory_bytes,
                 loaded_models=tuple(filter(None, row.loaded_models.split(","))),
                 status=row.status,
+                paused=row.paused,
                 heartbeats=row.heartbeats,
                 started_at=row.started_at,
                 seen_at=row.seen_at,

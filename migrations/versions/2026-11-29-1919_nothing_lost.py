@@ -1,0 +1,121 @@
+"""nothing lost
+
+Before you commit this:
+- It runs against live databases: on PostgreSQL a lock it takes is held until the whole upgrade ends. Add columns as
+  nullable or with a server default; build what is large in a revision of its own.
+- Workers of the version before run on while this one is rolled out: what they read must stay until the next release.
+- SQLite changes a table only by copying it: keep ``batch_alter_table``.
+- Down must work: tests go up, down and up again on both databases.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "20261129_nothing_lost"
+down_revision = "20261129_main_job"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "paused_queues",
+        sa.Column("name", sa.String(length=16), nullable=False),
+        sa.Column("paused_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_paused_queues")),
+    )
+    op.create_table(
+        "failed_attempts",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("job_id", sa.String(length=40), nullable=False),
+        sa.Column("shard_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("token", sa.Integer(), nullable=False, comment="lease token of the attempt"),
+        sa.Column("worker_id", sa.String(length=40), nullable=True),
+        sa.Column("code", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_failed_attempts_job_id_jobs")),
+        sa.ForeignKeyConstraint(["shard_id"], ["shards.id"], name=op.f("fk_failed_attempts_shard_id_shards")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_failed_attempts")),
+    )
+    with op.batch_alter_table("failed_attempts", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_failed_attempts_job_id_id"), ["job_id", "id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_failed_attempts_shard_id"), ["shard_id"], unique=False)
+
+    with op.batch_alter_table("jobs", schema=None) as batch_op:
+        batch_op.add_column(
+            sa.Column(
+                "content_digest",
+                sa.String(length=64),
+                nullable=True,
+                comment="of item file and spec; what --dedupe compares",
+            )
+        )
+        batch_op.add_column(
+            sa.Column(
+                "finalize_tries",
+                sa.Integer(),
+                nullable=False,
+                server_default="0",
+                comment="finalizers that met a part they could not read",
+            )
+        )
+        batch_op.create_index(batch_op.f("ix_jobs_content_digest"), ["content_digest"], unique=False)
+        batch_op.create_index(batch_op.f("ix_jobs_expires_at"), ["expires_at"], unique=False)
+        batch_op.create_index(batch_op.f("ix_jobs_parent_job_id"), ["parent_job_id"], unique=False)
+
+    with op.batch_alter_table("shards", schema=None) as batch_op:
+        batch_op.add_column(
+            sa.Column(
+                "sha256",
+                sa.String(length=64),
+                nullable=True,
+                comment="of the shard's bytes, as they were when it was cut",
+            )
+        )
+        batch_op.add_column(
+            sa.Column(
+                "waits",
+                sa.Integer(),
+                nullable=False,
+                server_default="0",
+                comment="attempts ended by the surroundings; they do not count",
+            )
+        )
+        batch_op.add_column(
+            sa.Column(
+                "suspects", sa.Text(), nullable=True, comment="items that may have ended a child; tried one at a time"
+            )
+        )
+        batch_op.add_column(
+            sa.Column(
+                "cleared", sa.Text(), nullable=True, comment="suspects that were alone in a child and did it no harm"
+            )
+        )
+        batch_op.add_column(
+            sa.Column(
+                "alone_deaths",
+                sa.Integer(),
+                nullable=False,
+                server_default="0",
+                comment="deaths with the one item now in flight alone",
+            )
+        )
+
+    with op.batch_alter_table("workers", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("paused", sa.Boolean(), nullable=False, server_default=sa.false()))
+
+
+def downgrade() -> None:
+    # Not in batches: on SQLite a batch that drops a column copies the table, and leaves its CHECK constraints behind.
+    op.drop_column("workers", "paused")
+    for name in ("alone_deaths", "cleared", "suspects", "waits", "sha256"):
+        op.drop_column("shards", name)
+    for name in ("parent_job_id", "expires_at", "content_digest"):
+        op.drop_index(op.f(f"ix_jobs_{name}"), table_name="jobs")
+    for name in ("finalize_tries", "content_digest"):
+        op.drop_column("jobs", name)
+    op.drop_table("failed_attempts")
+    op.drop_table("paused_queues")
