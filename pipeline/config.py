@@ -25,6 +25,9 @@ ENV_PREFIX = "PIPELINE_"
 #: ``PIPELINE_CONFIG`` names the file and is no setting itself.
 ENV_CONFIG = "PIPELINE_CONFIG"
 
+#: Kills the process at a named place, for tests (:mod:`pipeline.failpoints`); no setting either.
+ENV_FAIL_POINT = "PIPELINE_FAIL_POINT"
+
 QueueName = Literal["generate", "embed", "rerank", "index", "control"]
 
 ALL_QUEUES: tuple[QueueName, ...] = ("generate", "embed", "rerank", "index", "control")
@@ -140,7 +143,7 @@ def load_settings(config: Path | None = None, environ: Mapping[str, str] | None 
             _check_known(key, str(path))
             values[key], origins[key] = value, str(path)
     for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG:
+        if not name.startswith(ENV_PREFIX) or name in (ENV_CONFIG, ENV_FAIL_POINT):
             continue
         key = name.removeprefix(ENV_PREFIX).lower()
         _check_known(key, f"environment variable {name}")

@@ -11,6 +11,7 @@ import click
 
 from pipeline.config import Settings, load_settings
 from pipeline.errors import ExitCode, PipelineError
+from pipeline.failpoints import arm
 from workers.logs import configure_logging
 
 
@@ -21,6 +22,7 @@ from workers.logs import configure_logging
 def main(context: click.Context, config: Path | None, debug: bool) -> None:
     """The worker side of the pipeline."""
     context.obj = load_settings(config).settings
+    arm()
     configure_logging(context.obj.log_level, debug=debug)
 
 

@@ -28,7 +28,9 @@ class Context:
     def loaded(self) -> LoadedSettings:
         """Settings with their origins; raises ConfigError."""
         from pipeline.config import load_settings
+        from pipeline.failpoints import arm
 
+        arm()
         return load_settings(self.config)
 
     @property

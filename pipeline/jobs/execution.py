@@ -21,6 +21,7 @@ from pipeline.errors import (
     PipelineError,
     TransientError,
 )
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, parse_items
 from pipeline.formats.ranges import dump_ranges
 from pipeline.jobs.cancel import settle
@@ -206,6 +207,7 @@ class ShardExecution:
         lease = self._lease
         job_id = lease.shard.job_id
         self._measures.committing()
+        fail_point("shard.before_commit")
         with self._deployment.database.write() as uow:
             uow.metrics.add(job_id, self._measures.rows())
             if complete:
@@ -215,6 +217,8 @@ class ShardExecution:
             else:
                 uow.shards.give_back(lease, None)
             closed = uow.jobs.close_if_drained(job_id)
+            fail_point("shard.in_commit")
+        fail_point("shard.after_commit")
         if closed:
             self._deployment.doorbell.finalize(job_id)
         log.info("shard_ended", extra={"job": job_id, "shard": lease.shard.ordinal, "complete": complete})

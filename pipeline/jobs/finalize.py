@@ -16,6 +16,7 @@ import orjson
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.values import JobLease, JobView, ShardView
 from pipeline.errors import ArtifactCorrupt, ArtifactMissing, LeaseLost, PipelineError, TransientError
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, parse_item, parse_items
 from pipeline.formats.results import error_line, output_line
 from pipeline.jobs.deployment import Deployment
@@ -55,13 +56,19 @@ def finalize(deployment: Deployment, job_id: str, *, owner: str) -> bool:
         return False
     try:
         with JobKeeper(deployment, lease):
+            fail_point("finalize.after_lease")
             output, errors = _write_outputs(deployment, job, lease)
+            fail_point("finalize.after_outputs")
             status = _FINAL_STATUS[job.outcome]
             with deployment.database.write() as uow:
                 uow.jobs.finish(lease, status, output=output, errors=errors)
                 index = uow.indexes.of_job(job_id)
                 if status is JobStatus.COMPLETED and index is not None:
+                    fail_point("publish.before_alias")
                     uow.jobs.publish_alias(index.name, index.id)
+                    fail_point("publish.in_alias")
+                fail_point("finalize.in_commit")
+            fail_point("finalize.after_update")
     except LeaseLost as error:
         log.warning("finalizer_lost", extra={"job": job_id, "reason": str(error)})
         return False

@@ -11,6 +11,7 @@ from pipeline.db.repository.base import utc_now
 from pipeline.db.session import UnitOfWork
 from pipeline.db.values import IndexView, ShardLease
 from pipeline.errors import JobError
+from pipeline.failpoints import fail_point
 from pipeline.index.manifest import BuildRequest, BuildResult, VectorSource, make_id_runs
 from pipeline.jobs.deployment import Deployment
 from pipeline.ports import Answer, WorkItem
@@ -81,6 +82,7 @@ class IndexBuild:
         artifact = store.put_file(layout.index_file(index_id, token), result.output)
         text = manifest.model_dump_json(indent=2).encode() + b"\n"
         manifest_uri = store.put_bytes(layout.index_manifest(index_id, token), text).uri
+        fail_point("publish.after_files")
         self._view = IndexView(
             id=index_id,
             job_id=self._lease.shard.job_id,
@@ -115,3 +117,4 @@ class IndexBuild:
         """Insert the version in the transaction of its part; the alias moves when the job ends."""
         if self._view is not None:
             uow.indexes.add(self._view)
+            fail_point("publish.in_row")

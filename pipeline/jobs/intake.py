@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, dump_item
 from pipeline.formats.json_line import parse_object
 from pipeline.formats.lines import LineReader, OverlongLine
@@ -114,6 +115,7 @@ def intake(source: BinaryIO, options: IntakeOptions, store: ArtifactStore, *, er
         summary = problems.summary()
         if summary.total and not options.skip_invalid:
             raise _stopping(problems, lines.number - lines.blank_lines)
+        fail_point("submit.before_file")
     return IntakeReport(
         items=writer.items,
         invalid=summary.total,

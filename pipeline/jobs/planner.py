@@ -15,6 +15,7 @@ from pipeline.checkpoints.tokens import TokenCounter
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, JobView, ShardCut
 from pipeline.errors import ArtifactCorrupt, LeaseLost, ModelChanged, ModelNotFound, PipelineError, TransientError
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, iter_with_offsets
 from pipeline.formats.texts import output_allowance, prompt_texts
 from pipeline.jobs.cancel import settle
@@ -56,10 +57,13 @@ def plan(deployment: Deployment, job_id: str, *, owner: str) -> bool:
         return False
     try:
         with JobKeeper(deployment, lease):
+            fail_point("plan.after_lease")
             spec = parse_spec(job.spec)
             cuts = list(cut_shards(_lines(deployment, job), _counter(deployment, spec, job), spec))
             with deployment.database.write() as uow:
                 uow.jobs.plan(lease, cuts)
+                fail_point("plan.in_commit")
+            fail_point("plan.after_commit")
     except LeaseLost:
         return False
     except TransientError:

@@ -12,6 +12,7 @@ import orjson
 
 from pipeline.db.session import UnitOfWork
 from pipeline.db.values import ItemFailure, NewPart, NewVector, NewVectors, ShardLease
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item
 from pipeline.formats.ranges import dump_ranges
 from pipeline.jobs.deployment import Deployment
@@ -78,9 +79,11 @@ class PartRecorder:
         if not self._pending:
             return
         answers = [self._pending[index] for index in sorted(self._pending)]
+        fail_point("part.before_file")
         vectors = self._write_vectors(answers)
         lines = [orjson.dumps(self._line(answer)) for answer in answers]
         artifact = self._deployment.store.put_bytes(self._name(layout.part_file), b"\n".join(lines) + b"\n")
+        fail_point("part.after_file")
         part = NewPart(
             ordinal=self._ordinal,
             uri=artifact.uri,
@@ -94,6 +97,8 @@ class PartRecorder:
             uow.parts.register(self._lease, part, failures, vectors)
             if self.also is not None:
                 self.also(uow)
+            fail_point("part.in_commit")
+        fail_point("part.after_row")
         self._ordinal += 1
         self.recorded += len(answers)
         self._pending.clear()

@@ -18,6 +18,7 @@ from pipeline.checkpoints.resolve import resolve
 from pipeline.db.repository.jobs import STARVATION_BOUND
 from pipeline.db.values import Candidate, ShardLease
 from pipeline.errors import JobError, PipelineError, TransientError
+from pipeline.failpoints import fail_point
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.dispatch import CONTROL_QUEUE
 from pipeline.jobs.execution import ShardExecution
@@ -147,7 +148,9 @@ class WorkerService:
         for chosen in sorted(candidates, key=order):
             with self._deployment.database.write() as uow:
                 lease = uow.shards.claim(chosen.job_id, self.worker_id)
+                fail_point("claim.in_commit")
             if lease is not None:
+                fail_point("claim.after_commit")
                 self._count_claim(chosen, candidates)
                 return lease
         return None

@@ -19,6 +19,7 @@ from pipeline.checkpoints.resolve import resolve
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView
 from pipeline.errors import AlreadyExists, Conflict, ModelUnsupported, NoChatTemplate, NotFound, SpecError
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, dump_item
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport, intake
@@ -144,6 +145,7 @@ def _insert(
     report: IntakeReport | None = None,
 ) -> Submission:
     """The job's row; or the one that an earlier submit with the same key, file and spec made."""
+    fail_point("submit.after_file")
     model = None if isinstance(spec, IndexSpec) else spec.model
     job_id = new_job_id()
     try:
@@ -162,6 +164,7 @@ def _insert(
                 input_sha256=artifact.sha256,
                 input_bytes=artifact.size,
             )
+            fail_point("submit.in_insert")
     except AlreadyExists:
         return Submission(_find_existing(deployment, options, spec, artifact), report, existing=True)
     return _announce(deployment, job_id, report)
@@ -182,7 +185,9 @@ def _find_existing(deployment: Deployment, options: SubmitOptions, spec: JobSpec
 
 
 def _announce(deployment: Deployment, job_id: str, report: IntakeReport | None) -> Submission:
+    fail_point("submit.after_row")
     deployment.doorbell.plan(job_id)
+    fail_point("submit.after_ring")
     with deployment.database.read() as uow:
         job = uow.jobs.get(job_id)
     assert job is not None
