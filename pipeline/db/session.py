@@ -21,6 +21,7 @@ from pipeline.db.repository.indexes import IndexRepository
 from pipeline.db.repository.jobs import JobRepository
 from pipeline.db.repository.metrics import MetricRepository
 from pipeline.db.repository.parts import PartRepository
+from pipeline.db.repository.pauses import PauseRepository
 from pipeline.db.repository.shards import ShardRepository
 from pipeline.db.repository.vectors import VectorRepository
 from pipeline.db.repository.workers import WorkerRepository
@@ -48,6 +49,7 @@ class UnitOfWork:
         self.jobs = JobRepository(session)
         self.shards = ShardRepository(session)
         self.parts = PartRepository(session)
+        self.pauses = PauseRepository(session)
         self.vectors = VectorRepository(session)
         self.indexes = IndexRepository(session)
         self.workers = WorkerRepository(session)
