@@ -62,6 +62,14 @@ def upgrade() -> None:
                 comment="finalizers that met a part they could not read",
             )
         )
+        batch_op.add_column(
+            sa.Column(
+                "pruned_at",
+                sa.DateTime(timezone=True),
+                nullable=True,
+                comment="prune began to remove it; what is left goes next time",
+            )
+        )
         batch_op.create_index(batch_op.f("ix_jobs_content_digest"), ["content_digest"], unique=False)
         batch_op.create_index(batch_op.f("ix_jobs_expires_at"), ["expires_at"], unique=False)
         batch_op.create_index(batch_op.f("ix_jobs_parent_job_id"), ["parent_job_id"], unique=False)
@@ -107,15 +115,23 @@ def upgrade() -> None:
     with op.batch_alter_table("workers", schema=None) as batch_op:
         batch_op.add_column(sa.Column("paused", sa.Boolean(), nullable=False, server_default=sa.false()))
 
+    # Without these, taking one row away reads whole tables for rows that still point at it.
+    op.create_index(op.f("ix_metrics_shard_id"), "metrics", ["shard_id"], unique=False)
+    op.create_index(op.f("ix_vector_files_part_id"), "vector_files", ["part_id"], unique=False)
+    op.create_index(op.f("ix_vectors_shard_id"), "vectors", ["shard_id"], unique=False)
+
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_vectors_shard_id"), table_name="vectors")
+    op.drop_index(op.f("ix_vector_files_part_id"), table_name="vector_files")
+    op.drop_index(op.f("ix_metrics_shard_id"), table_name="metrics")
     # Not in batches: on SQLite a batch that drops a column copies the table, and leaves its CHECK constraints behind.
     op.drop_column("workers", "paused")
     for name in ("alone_deaths", "cleared", "suspects", "waits", "sha256"):
         op.drop_column("shards", name)
     for name in ("parent_job_id", "expires_at", "content_digest"):
         op.drop_index(op.f(f"ix_jobs_{name}"), table_name="jobs")
-    for name in ("finalize_tries", "content_digest"):
+    for name in ("pruned_at", "finalize_tries", "content_digest"):
         op.drop_column("jobs", name)
     op.drop_table("failed_attempts")
     op.drop_table("paused_queues")

@@ -72,6 +72,7 @@ class Job(Base):
     cancelled_at: Mapped[datetime | None]
     expired_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None] = mapped_column(comment="deadline")
+    pruned_at: Mapped[datetime | None] = mapped_column(comment="prune began to remove it; what is left goes next time")
 
     __table_args__ = (
         CheckConstraint("processing + succeeded + errored + cancelled + expired = total", name="counts_sum"),
@@ -260,7 +261,7 @@ class VectorFile(Base):
     sha256: Mapped[str] = mapped_column(_SHA256)
     count: Mapped[int]
 
-    __table_args__ = (Index(None, "job_id"),)
+    __table_args__ = (Index(None, "job_id"), Index(None, "part_id"))
 
 
 class Vector(Base):
@@ -282,7 +283,7 @@ class Vector(Base):
     start_char: Mapped[int]
     end_char: Mapped[int]
 
-    __table_args__ = (UniqueConstraint("file_id", "row"),)
+    __table_args__ = (UniqueConstraint("file_id", "row"), Index(None, "shard_id"))
 
 
 class IndexVersion(Base):
@@ -332,7 +333,7 @@ class Metric(Base):
     unit: Mapped[str] = mapped_column(String(16))
     at: Mapped[datetime]
 
-    __table_args__ = (Index(None, "job_id", "name"),)
+    __table_args__ = (Index(None, "job_id", "name"), Index(None, "shard_id"))
 
 
 class StoreIdentity(Base):

@@ -70,6 +70,7 @@ class JobView:
     cancelled_at: datetime | None
     expired_at: datetime | None
     expires_at: datetime | None
+    pruned_at: datetime | None
 
     @property
     def counts(self) -> Counts:
@@ -186,6 +187,16 @@ class ItemFailure:
     line: int
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailure:
+    """Why an attempt at a shard did not end well."""
+
+    code: str
+    reason: str
+    is_environment: bool = False
+    child_died: bool = False
 
 
 @dataclass(frozen=True, slots=True)
