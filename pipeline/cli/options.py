@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel
@@ -15,6 +15,9 @@ from pydantic import BaseModel
 from pipeline.specs import EmbedSpec, GenerateSpec, JobKind, RerankSpec
 from pipeline.specs.base import Dtype
 from pipeline.specs.generate import SamplingDefaults
+
+if TYPE_CHECKING:
+    from pipeline.jobs.submit import SubmitOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Any], Any]
@@ -49,6 +52,36 @@ def job_options() -> Sequence[Decorator]:
     return (
         click.option("--priority", type=int, default=0, show_default=True, help="Higher is served first."),
         click.option("--idempotency-key", help="Submit once: the same key again gives the job that is there."),
+        click.option(
+            "--dedupe",
+            is_flag=True,
+            help="Give the newest job over the same file and options, unless it failed, expired or was cancelled.",
+        ),
+        click.option(
+            "--expires-in",
+            metavar="DURATION",
+            callback=_seconds,
+            help="Deadline (90s, 30m, 24h, 7d): items without an answer by then expire.",
+        ),
+    )
+
+
+def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    from pipeline.formats.durations import parse_duration
+
+    return None if text is None else parse_duration(text)
+
+
+def submit_options(given: Mapping[str, Any]) -> SubmitOptions:
+    """What the options of :func:`job_options` say, and whether to look at the model."""
+    from pipeline.jobs.submit import SubmitOptions
+
+    return SubmitOptions(
+        priority=given["priority"],
+        idempotency_key=given["idempotency_key"],
+        check_model=given.get("check_model", True),
+        dedupe=given["dedupe"],
+        expires_in_s=given["expires_in"],
     )
 
 
@@ -109,6 +142,11 @@ def _intake(kind: JobKind) -> Sequence[Decorator]:
             help="Where all invalid lines are listed [default: FILE's name with .invalid.jsonl, in this folder].",
         ),
     )
+
+
+def job_option_group(function: F) -> F:
+    """:func:`job_options` as one decorator."""
+    return _all(job_options())(function)
 
 
 def _all(decorators: Sequence[Decorator]) -> Callable[[F], F]:

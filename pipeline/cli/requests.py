@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.cli.options import FIELD_ROLES, SPEC_FIELDS
+from pipeline.cli.options import FIELD_ROLES, SPEC_FIELDS, submit_options
 from pipeline.cli.output import count_of, talk
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport
-from pipeline.jobs.submit import Submission, SubmitOptions, build_spec, submit_items
+from pipeline.jobs.submit import Submission, build_spec, submit_items
 from pipeline.specs import Endpoint, JobKind
 from pipeline.specs.generate import SamplingDefaults
 
@@ -45,7 +45,7 @@ def submit_file(deployment: Deployment, kind: JobKind, file: BinaryIO, given: di
             file,
             fields,
             intake_options(kind, given, deployment.settings.max_line_bytes),
-            SubmitOptions(given["priority"], given["idempotency_key"], given["check_model"]),
+            submit_options(given),
             errors_path=errors_path,
         )
     except InvalidLines as error:
@@ -56,10 +56,16 @@ def submit_file(deployment: Deployment, kind: JobKind, file: BinaryIO, given: di
             talk(f"... and {error.summary.total - SHOWN:,} more")
         raise
     if submission.existing:
-        talk(f"the idempotency key is known: this job was submitted {submission.job.created_at:%Y-%m-%d %H:%M} UTC")
+        talk_of_existing(submission)
     elif submission.report is not None:
         _talk_of(submission.report, given["model"])
     return submission
+
+
+def talk_of_existing(submission: Submission) -> None:
+    job = submission.job
+    what = "the idempotency key is known" if submission.same == "idempotency_key" else "same file, same options"
+    talk(f"{what}: this job was submitted {job.created_at:%Y-%m-%d %H:%M} UTC and is {job.status}")
 
 
 def spec_fields(kind: JobKind, given: dict[str, Any]) -> dict[str, Any]:

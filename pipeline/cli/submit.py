@@ -8,13 +8,13 @@ from typing import Any, BinaryIO
 import click
 
 from pipeline.cli.context import Context, pass_context
-from pipeline.cli.options import job_options, request_options
+from pipeline.cli.options import job_option_group, request_options, submit_options
 from pipeline.cli.output import json_option, print_json, talk
 from pipeline.cli.watch import follow
 from pipeline.errors import NoWorker
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.status import as_document, exit_code, live_workers
-from pipeline.jobs.submit import Submission, SubmitOptions, submit_index
+from pipeline.jobs.submit import Submission, submit_index
 from pipeline.specs import IndexSpec, JobKind
 
 _wait_option = click.option("--wait", is_flag=True, help="Follow the job until it ends, and exit with its code.")
@@ -59,8 +59,7 @@ _file_command(
 @click.argument("name")
 @click.option("--from", "sources", multiple=True, required=True, metavar="JOB", help="Embed job; may be repeated.")
 @click.option("--metric", type=click.Choice(["ip", "l2"]), default="ip", show_default=True)
-@job_options()[0]
-@job_options()[1]
+@job_option_group
 @_wait_option
 @json_option
 @pass_context
@@ -73,6 +72,7 @@ def index(
     Example:
       pipeline submit index docs --from job_0123456789abcdef --wait
     """
+    from pipeline.cli.requests import talk_of_existing
     from pipeline.jobs.status import find_job
     from pipeline.jobs.submit import build_spec
 
@@ -80,7 +80,9 @@ def index(
         ids = [find_job(deployment, source).id for source in sources]
         spec = build_spec({"kind": "index", "name": name, "sources": ids, "metric": metric})
         assert isinstance(spec, IndexSpec)
-        submission = submit_index(deployment, spec, SubmitOptions(given["priority"], given["idempotency_key"]))
+        submission = submit_index(deployment, spec, submit_options(given))
+        if submission.existing:
+            talk_of_existing(submission)
         return _finish(deployment, submission, wait=wait, as_json=as_json)
 
 
@@ -93,7 +95,14 @@ def _finish(deployment: Deployment, submission: Submission, *, wait: bool, as_js
     if wait and served:
         job = follow(deployment, job.id)
     if as_json:
-        print_json({"job": as_document(job), "existing": submission.existing, "input": submission.report})
+        print_json(
+            {
+                "job": as_document(job),
+                "existing": submission.existing,
+                "same": submission.same,
+                "input": submission.report,
+            }
+        )
     if not served:
         message, hint = f"no live worker serves the queue {job.kind}", "start one with: pipeline up"
         if wait:

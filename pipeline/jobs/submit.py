@@ -5,12 +5,15 @@ A crash before the row leaves no job; a crash after it leaves a job that reconci
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
+import orjson
 from pydantic import ValidationError
 
 from pipeline.checkpoints.describe import Checkpoint, describe
@@ -18,7 +21,15 @@ from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView
-from pipeline.errors import AlreadyExists, Conflict, ModelUnsupported, NoChatTemplate, NotFound, SpecError
+from pipeline.errors import (
+    AlreadyExists,
+    Conflict,
+    ModelUnsupported,
+    NoChatTemplate,
+    NotFound,
+    SpecError,
+    TransientError,
+)
 from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, dump_item
 from pipeline.jobs.deployment import Deployment
@@ -30,20 +41,26 @@ from pipeline.store.artifacts import Artifact
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that now exists; ``existing`` when the idempotency key had made it before."""
+    """A job that now exists; ``same`` says what an earlier job has in common with this submission, which made none."""
 
     job: JobView
     report: IntakeReport | None
-    existing: bool = False
+    same: Literal["idempotency_key", "content"] | None = None
+
+    @property
+    def existing(self) -> bool:
+        return self.same is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """What belongs to the job and not to its spec."""
+    """What belongs to the job and not to its spec. ``dedupe`` gives back a job over the same file and spec."""
 
     priority: int = 0
     idempotency_key: str | None = None
     check_model: bool = True
+    dedupe: bool = False
+    expires_in_s: float | None = None
 
 
 def new_job_id() -> str:
@@ -135,6 +152,12 @@ def build_spec(fields: Mapping[str, Any]) -> JobSpec:
         raise SpecError(f"{place}: {first['msg']}" if place else first["msg"]) from None
 
 
+def content_digest(input_sha256: str, spec: JobSpec) -> str:
+    """Of a job's item file and its spec, the model's pinned digest with it: what is asked for, and nothing else."""
+    fields = orjson.dumps(spec.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(input_sha256.encode() + b"\n" + fields).hexdigest()
+
+
 def _insert(
     deployment: Deployment,
     spec: JobSpec,
@@ -144,12 +167,21 @@ def _insert(
     items: int,
     report: IntakeReport | None = None,
 ) -> Submission:
-    """The job's row; or the one that an earlier submit with the same key, file and spec made."""
+    """The job's row; or the one that an earlier submit with the same key, or the same content, made.
+
+    Look and insert are one transaction that holds the content: of two submits at once one makes the job. That, and not
+    a key made from the digest, so that after a job that failed the same content makes another.
+    """
     fail_point("submit.after_file")
     model = None if isinstance(spec, IndexSpec) else spec.model
     job_id = new_job_id()
+    digest = content_digest(artifact.sha256, spec)
     try:
-        with deployment.database.write() as uow:
+        with _doubtful(job_id), deployment.database.write() as uow:
+            if options.dedupe:
+                uow.jobs.hold_content(digest)
+                if (same := uow.jobs.newest_of_content(digest)) is not None:
+                    return Submission(same, report, same="content")
             uow.jobs.add(
                 job_id=job_id,
                 kind=spec.kind,
@@ -163,10 +195,12 @@ def _insert(
                 input_uri=artifact.uri,
                 input_sha256=artifact.sha256,
                 input_bytes=artifact.size,
+                content_digest=digest,
+                expires_in_s=options.expires_in_s,
             )
             fail_point("submit.in_insert")
     except AlreadyExists:
-        return Submission(_find_existing(deployment, options, spec, artifact), report, existing=True)
+        return Submission(_find_existing(deployment, options, spec, artifact), report, same="idempotency_key")
     return _announce(deployment, job_id, report)
 
 
@@ -188,7 +222,17 @@ def _announce(deployment: Deployment, job_id: str, report: IntakeReport | None) 
     fail_point("submit.after_row")
     deployment.doorbell.plan(job_id)
     fail_point("submit.after_ring")
-    with deployment.database.read() as uow:
+    with _doubtful(job_id), deployment.database.read() as uow:
         job = uow.jobs.get(job_id)
     assert job is not None
     return Submission(job, report)
+
+
+@contextmanager
+def _doubtful(job_id: str) -> Iterator[None]:
+    """A database that goes away around the commit leaves open whether the job was made: say its name."""
+    try:
+        yield
+    except TransientError as error:
+        error.hint = f"{job_id} may have been made: look with `pipeline status {job_id}` before you submit again"
+        raise

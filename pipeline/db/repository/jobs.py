@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, exists, false, func, insert, or_, select, update
 
 from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import Repository, clip, to_value, utc_now
+from pipeline.db.repository.pauses import queue_is_paused, worker_is_paused
 from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome, ShardStatus
 from pipeline.db.values import Candidate, JobLease, JobView, ShardCut
 from pipeline.errors import LeaseLost
@@ -32,6 +34,21 @@ class JobRepository(Repository):
     def by_idempotency_key(self, key: str) -> JobView | None:
         row = self._session.scalar(select(Job).where(Job.idempotency_key == key))
         return None if row is None else to_value(row, JobView)
+
+    def newest_of_content(self, digest: str) -> JobView | None:
+        """The newest job over this file and spec that was not asked to end early; None without one."""
+        query = select(Job).where(Job.content_digest == digest, Job.outcome.is_(None))
+        row = self._session.scalar(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(1))
+        return None if row is None else to_value(row, JobView)
+
+    def hold_content(self, digest: str) -> None:
+        """Until this transaction ends, no other that calls this for the digest goes on.
+
+        SQLite's write lock does it by itself; on PostgreSQL it is a lock on the digest, since there may be no row yet.
+        """
+        if self._session.get_bind().dialect.name == "postgresql":
+            number = int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
+            self._session.execute(select(func.pg_advisory_xact_lock(number)))
 
     def ids_starting(self, prefix: str, limit: int = 2) -> list[str]:
         """Ids that start with ``prefix``: a command may name a job by an unambiguous beginning."""
@@ -57,6 +74,11 @@ class JobRepository(Repository):
         )
         return [(code, count) for code, count in self._session.execute(query)]
 
+    def children(self, job_id: str, limit: int = 100) -> Sequence[JobView]:
+        """The jobs that retry items of this one, oldest first."""
+        query = select(Job).where(Job.parent_job_id == job_id).order_by(Job.created_at, Job.id).limit(limit)
+        return [to_value(row, JobView) for row in self._session.scalars(query)]
+
     # --- making and planning ---
 
     def add(
@@ -74,8 +96,14 @@ class JobRepository(Repository):
         input_uri: str | None = None,
         input_sha256: str | None = None,
         input_bytes: int = 0,
+        parent_job_id: str | None = None,
+        content_digest: str | None = None,
+        expires_in_s: float | None = None,
     ) -> None:
-        """Insert a job in ``validating``; raises AlreadyExists when the idempotency key is taken."""
+        """Insert a job in ``validating``; raises AlreadyExists when the idempotency key is taken.
+
+        The deadline is by the database's clock, as everything that looks for it is.
+        """
         self._session.add(
             Job(
                 id=job_id,
@@ -90,6 +118,9 @@ class JobRepository(Repository):
                 input_uri=input_uri,
                 input_sha256=input_sha256,
                 input_bytes=input_bytes,
+                parent_job_id=parent_job_id,
+                content_digest=content_digest,
+                expires_at=None if expires_in_s is None else self._now() + timedelta(seconds=expires_in_s),
                 total=total,
                 processing=total,
                 created_at=utc_now(),
@@ -172,7 +203,7 @@ class JobRepository(Repository):
         self, job_id: str, outcome: Outcome, *, code: str | None = None, message: str | None = None
     ) -> bool:
         """Say how the job shall end. False when it is finalizing or ended already: then nothing changes."""
-        return self._move(job_id, JobStatus.CANCELLING, _outcome(outcome, code, message))
+        return self._move(job_id, JobStatus.CANCELLING, _outcome(outcome, code, message) | {"paused": False})
 
     def fail_unplanned(self, lease: JobLease, *, code: str, message: str) -> None:
         """The same for a job that cannot be planned, by who holds its lease; raises LeaseLost."""
@@ -192,7 +223,7 @@ class JobRepository(Repository):
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
         planned = Job.shards_open == 0, Job.status != JobStatus.VALIDATING
-        return self._move(job_id, JobStatus.FINALIZING, {"lease_owner": None}, *planned)
+        return self._move(job_id, JobStatus.FINALIZING, {"lease_owner": None, "paused": False}, *planned)
 
     def finish(
         self,
@@ -231,9 +262,13 @@ class JobRepository(Repository):
 
     # --- what a slot may claim ---
 
-    def claimable_models(self, kinds: Collection[str]) -> Sequence[tuple[str | None, str | None]]:
-        """The distinct (name, digest) of models that jobs wait for."""
+    def claimable_models(
+        self, kinds: Collection[str], *, owner: str | None = None
+    ) -> Sequence[tuple[str | None, str | None]]:
+        """The distinct (name, digest) of models that jobs wait for; none for an ``owner`` that is paused."""
         query = select(Job.model, Job.model_digest).where(*self._running(kinds)).distinct()
+        if owner is not None:
+            query = query.where(~worker_is_paused(owner))
         return [(name, digest) for name, digest in self._session.execute(query)]
 
     def candidates(
@@ -270,6 +305,7 @@ class JobRepository(Repository):
             Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
             Job.kind.in_(kinds),
             Job.paused.is_(False),
+            ~queue_is_paused(),
         )
 
     def count_claim(self, chosen: str, passed_over: Collection[str]) -> None:
@@ -285,6 +321,17 @@ class JobRepository(Repository):
         """A page of the jobs in a status, by id."""
         query = select(Job).where(Job.status == status, Job.id > after).order_by(Job.id).limit(limit)
         return [to_value(row, JobView) for row in self._session.scalars(query)]
+
+    def overdue(self, *, after: str = "", limit: int = 100) -> Sequence[JobView]:
+        """A page of the jobs whose deadline has passed while they were at work, by id."""
+        query = select(Job).where(*self._overdue(), Job.id > after).order_by(Job.id).limit(limit)
+        return [to_value(row, JobView) for row in self._session.scalars(query)]
+
+    def is_overdue(self, job_id: str) -> bool:
+        return self._session.scalar(select(Job.id).where(*self._overdue(), Job.id == job_id)) is not None
+
+    def _overdue(self) -> tuple[ColumnElement[bool], ...]:
+        return Job.status.in_(SOURCES[JobStatus.CANCELLING]), Job.expires_at <= self._now()
 
 
 def _outcome(outcome: Outcome, code: str | None, message: str | None) -> dict[str, Any]:
