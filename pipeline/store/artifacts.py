@@ -23,6 +23,8 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from pipeline.errors import ArtifactCorrupt, ArtifactMissing, ConfigError, StoreFull, StoreUnavailable
+from pipeline.store.listing import StoredFile, remove_empty_folders, walk_folder, walk_remote
+from pipeline.private import private_opener
 
 #: Bytes moved at a time when a file is copied, hashed or read back.
 CHUNK_BYTES = 1 << 20
@@ -110,7 +112,7 @@ class ArtifactStore:
             _make_folder(temporary.parent)
         try:
             with _mapped(self.url):
-                raw = temporary.open("wb", buffering=CHUNK_BYTES)
+                raw = open(temporary, "wb", buffering=CHUNK_BYTES, opener=private_opener)  # noqa: SIM115 (closed below)
             try:
                 pending = Pending(HashingWriter(raw, self.url), Artifact("", "", 0))
                 yield pending
@@ -219,6 +221,25 @@ class ArtifactStore:
                 (self._root / uri).unlink(missing_ok=True)
             elif self._fs.exists(f"{self._prefix}/{uri}"):
                 self._fs.rm_file(f"{self._prefix}/{uri}")
+
+    def list(self, prefix: str = "") -> Iterator[StoredFile]:
+        """Files whose names start with ``prefix`` (a folder with its ``/``, or a whole name), never all at once."""
+        if self._root is not None:
+            found = walk_folder(self._root, prefix)
+        else:
+            found = walk_remote(self._fs, self._prefix, prefix)
+        while True:
+            with _mapped(self.url):
+                file = next(found, None)
+            if file is None:
+                return
+            yield file
+
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Take away a folder that nobody writes to any more, as far as it is empty; object stores have none."""
+        if self._root is not None:
+            with _mapped(self.url):
+                remove_empty_folders(self._root, prefix)
 
     def locate(self, uri: str) -> str:
         """What to show a user: an absolute path for a folder, a URL otherwise."""
