@@ -41,6 +41,9 @@ EXIT_S, REAP_S = 2.0, 10.0
 
 Frame = tuple[JsonObject, bytes]
 
+#: Children that were started and not seen to be gone, by process id, which is their group's too.
+_children: set[int] = set()
+
 log = logging.getLogger(__name__)
 
 
@@ -71,6 +74,7 @@ class ChildProcess:
         assert self._process.stdin is not None
         assert self._process.stderr is not None
         assert isinstance(self._process.stdout, io.BufferedReader)
+        _children.add(self.pid)
         self._frames = _FrameQueue(queue_bytes)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -175,12 +179,11 @@ class ChildProcess:
             if not self._swept:  # once, and at once: later the number may be another group's
                 self._swept = True
                 self._kill_group()
+                _children.discard(self.pid)
         return True
 
     def _kill_group(self) -> None:
-        # macOS: EPERM for a group whose members are all dead.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        _kill_group(self.pid)
 
     def _write(self, stdin: BinaryIO) -> None:
         with contextlib.suppress(OSError):  # a broken pipe: the reader's end of stream tells
@@ -208,6 +211,18 @@ class ChildProcess:
                 line = raw.decode("utf-8", "replace").rstrip()
                 self._last_lines.append(line)
                 log.info("child_stderr", extra={"pid": self.pid, "line": line})
+
+
+def kill_children() -> None:
+    """SIGKILL to every child of this process and all that they started. Takes no lock: a signal's handler may call it."""
+    for pid in tuple(_children):
+        _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    # macOS: EPERM for a group whose members are all dead.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class _CountingReader(io.BufferedReader):

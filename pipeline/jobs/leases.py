@@ -18,7 +18,7 @@ from pipeline.jobs.deployment import Deployment
 
 log = logging.getLogger(__name__)
 
-#: How often a keeper looks whether its job was asked to end, in seconds.
+#: How often a keeper looks whether its job was asked to end or is paused, in seconds.
 LOOK_S = 1.0
 
 Clock = Callable[[], float]
@@ -128,7 +128,8 @@ class ShardKeeper:
     """A thread beside a running shard: renews its lease while the work moves, and looks whether it shall end.
 
     ``moves`` says whether the child made progress within its limit; while it does not, the counter stands still and
-    another worker may take the shard. ``on_end`` is called once, when the lease is lost or the job was asked to end.
+    another worker may take the shard. ``on_end`` is called once, when the lease is lost, the job was asked to end, or
+    something that the shard runs under is paused; renewing goes on, for as long as the last answers take to be kept.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class ShardKeeper:
         self._thread = threading.Thread(target=self._keep, name=f"keeper-{lease.shard_id}", daemon=True)
         self.lost = False
         self.ending = False
+        self.paused = False
 
     def __enter__(self) -> ShardKeeper:
         self._thread.start()
@@ -161,7 +163,7 @@ class ShardKeeper:
                         uow.shards.renew(self._lease)
                     renewed = time.monotonic()
                 with self._deployment.database.read() as uow:
-                    job = uow.jobs.get(self._lease.shard.job_id)
+                    seen = uow.pauses.look(self._lease.shard.job_id, self._lease.owner)
             except LeaseLost:
                 self.lost = True
                 self._on_end()
@@ -169,7 +171,13 @@ class ShardKeeper:
             except TransientError as error:
                 log.warning("lease_not_renewed", extra={"shard": self._lease.shard_id, "reason": str(error)})
                 continue
-            if job is not None and job.status is JobStatus.CANCELLING:
-                self.ending = True
-                self._on_end()
-                return
+            if seen is not None:
+                self._obey(*seen)
+
+    def _obey(self, status: JobStatus, paused: bool) -> None:
+        """Ask the attempt to stop, the first time there is a reason; a job that ends while it stops is seen too."""
+        told = self.ending or self.paused
+        self.ending = self.ending or status is JobStatus.CANCELLING
+        self.paused = self.paused or paused
+        if not told and (self.ending or self.paused):
+            self._on_end()

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 
 from pipeline.db.models import Lease, ModelRow, StoreIdentity, Worker
 from pipeline.db.repository.base import Repository, utc_now
 from pipeline.db.values import NamedLease, WorkerView
 from pipeline.errors import LeaseLost
+
+#: Of a worker's row: it has not stopped, and is not taken for dead.
+_RUNS = Worker.status.in_(("live", "draining"))
 
 
 class WorkerRepository(Repository):
@@ -37,15 +40,15 @@ class WorkerRepository(Repository):
             )
         )
 
-    def beat(self, worker_id: str, loaded_models: Collection[str]) -> None:
-        """Show that the process lives. One that was taken for dead is live again."""
+    def beat(self, worker_id: str, loaded_models: Collection[str], *, status: str = "live") -> None:
+        """Show that the process lives, or is ``draining``. One that was taken for dead is live again."""
         statement = update(Worker).where(Worker.id == worker_id)
         self._changed(
             statement.values(
                 heartbeats=Worker.heartbeats + 1,
                 loaded_models=",".join(sorted(loaded_models)),
                 seen_at=utc_now(),
-                status="live",
+                status=status,
             )
         )
 
@@ -57,7 +60,14 @@ class WorkerRepository(Repository):
         return self._changed(statement.values(status=status)) == 1
 
     def live(self) -> Sequence[WorkerView]:
-        query = select(Worker).where(Worker.status.in_(("live", "draining"))).order_by(Worker.started_at)
+        """All that have not stopped, oldest first."""
+        return self._views(select(Worker).where(_RUNS).order_by(Worker.started_at))
+
+    def live_page(self, *, after: str = "", limit: int = 500) -> Sequence[WorkerView]:
+        """A page of those that have not stopped, by id."""
+        return self._views(select(Worker).where(_RUNS, Worker.id > after).order_by(Worker.id).limit(limit))
+
+    def _views(self, query: Select[tuple[Worker]]) -> Sequence[WorkerView]:
         return [
             WorkerView(
                 id=row.id,
