@@ -23,8 +23,8 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from pipeline.errors import ArtifactCorrupt, ArtifactMissing, ConfigError, StoreFull, StoreUnavailable
-from pipeline.store.listing import StoredFile, remove_empty_folders, walk_folder, walk_remote
 from pipeline.private import private_opener
+from pipeline.store.listing import StoredFile, remove_empty_folders, walk_folder, walk_remote
 
 #: Bytes moved at a time when a file is copied, hashed or read back.
 CHUNK_BYTES = 1 << 20
