@@ -7,12 +7,15 @@ doing it twice, or late, changes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 from pipeline.config import RECONCILE_LEASE_S
-from pipeline.db.states import JobStatus
-from pipeline.db.values import JobView, ShardView
+from pipeline.db.session import UnitOfWork
+from pipeline.db.states import JobStatus, Outcome
+from pipeline.db.values import JobView, ShardView, WorkerView
+from pipeline.errors import TransientError
 from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.leases import NamedHolder, Observer
@@ -21,6 +24,9 @@ log = logging.getLogger(__name__)
 
 #: The named lease.
 LEASE_NAME = "reconcile"
+
+K = TypeVar("K", int, str)
+Row = TypeVar("Row", ShardView, JobView, WorkerView)
 
 
 class Control(Protocol):
@@ -51,6 +57,7 @@ class Reconciler:
             return False
         self._take_back_shards()
         self._look_after_jobs()
+        self._expire_overdue()
         self._forget_dead_workers()
         return True
 
@@ -65,28 +72,33 @@ class Reconciler:
 
     def _take_back_shards(self) -> None:
         present = []
-        for shard in self._pages(lambda after: self._leased(after)):
+        for shard in self._leased():
             present.append(shard.id)
-            if not self._shards.is_stale(shard.id, (shard.lease_token, shard.lease_renewals)):
-                continue
-            with self._deployment.database.write() as uow:
-                taken = uow.shards.take_back(shard, f"lease of worker {shard.lease_owner} ran out")
-                job = uow.jobs.get(shard.job_id)
-            if taken and job is not None:
-                log.warning("lease_taken_back", extra={"job": shard.job_id, "shard": shard.ordinal})
-                self._deployment.doorbell.run(job.kind)
+            if self._shards.is_stale(shard.id, (shard.lease_token, shard.lease_renewals)):
+                with _one_of_many("take_back", shard.id):
+                    self._take_back(shard)
         self._shards.forget_except(present)
+
+    def _take_back(self, shard: ShardView) -> None:
+        with self._deployment.database.write() as uow:
+            taken = uow.shards.take_back(shard, f"lease of worker {shard.lease_owner} ran out")
+            job = uow.jobs.get(shard.job_id)
+        if taken and job is not None:
+            log.warning("lease_taken_back", extra={"job": shard.job_id, "shard": shard.ordinal})
+            self._deployment.doorbell.run(job.kind)
 
     def _look_after_jobs(self) -> None:
         present = []
         for status in (JobStatus.VALIDATING, JobStatus.FINALIZING):
             for job in self._jobs_in(status):
                 present.append(job.id)
-                self._free_stale(job)
+                with _one_of_many("free_lease", job.id):
+                    self._free_stale(job)
                 if job.lease_owner is None and status is JobStatus.FINALIZING:
                     self._control("finalize", job.id)
         for job in self._jobs_in(JobStatus.CANCELLING):
-            settle(self._deployment, job.id)
+            with _one_of_many("settle", job.id):
+                settle(self._deployment, job.id)
         self._jobs.forget_except(present)
 
     def _free_stale(self, job: JobView) -> None:
@@ -97,34 +109,58 @@ class Reconciler:
             if uow.jobs.free_lease(job):
                 log.warning("job_lease_freed", extra={"job": job.id, "owner": job.lease_owner})
 
-    def _forget_dead_workers(self) -> None:
-        with self._deployment.database.read() as uow:
-            workers = uow.workers.live()
-        for worker in workers:
-            if worker.id != self._owner and self._workers.is_stale(worker.id, worker.heartbeats):
+    def _expire_overdue(self) -> None:
+        """Deadlines are by the database's clock; whoever holds a shard sees the outcome and ends it (ShardKeeper)."""
+        for job in self._overdue():
+            with _one_of_many("expire", job.id):
                 with self._deployment.database.write() as uow:
+                    asked = uow.jobs.request_outcome(job.id, Outcome.EXPIRED)
+                if asked:  # else its last shard, or somebody's cancel, was quicker
+                    log.info("job_expired", extra={"job": job.id})
+                    settle(self._deployment, job.id)
+
+    def _forget_dead_workers(self) -> None:
+        """Their shards stay leased until they are seen to stand still themselves."""
+        present = []
+        for worker in self._live_workers():
+            present.append(worker.id)
+            if worker.id != self._owner and self._workers.is_stale(worker.id, worker.heartbeats):
+                with _one_of_many("forget_worker", worker.id), self._deployment.database.write() as uow:
                     uow.workers.set_status(worker.id, "dead", heartbeats=worker.heartbeats)
-        self._workers.forget_except(worker.id for worker in workers)
+        self._workers.forget_except(present)
 
     # --- pages: a thousand healthy rows never hide a stuck one ---
 
-    def _leased(self, after: int) -> list[ShardView]:
-        with self._deployment.database.read() as uow:
-            return list(uow.shards.leased(after=after))
+    def _leased(self) -> Iterator[ShardView]:
+        return self._rows(lambda uow, after: uow.shards.leased(after=after), lambda shard: shard.id, 0)
 
-    @staticmethod
-    def _pages(read: Callable[[int], list[ShardView]]) -> Iterator[ShardView]:
-        after = 0
-        while page := read(after):
-            yield from page
-            after = page[-1].id
+    def _live_workers(self) -> Iterator[WorkerView]:
+        return self._rows(lambda uow, after: uow.workers.live_page(after=after), lambda worker: worker.id, "")
 
     def _jobs_in(self, status: JobStatus) -> Iterator[JobView]:
-        after = ""
+        return self._rows(lambda uow, after: uow.jobs.in_status(status, after=after), lambda job: job.id, "")
+
+    def _overdue(self) -> Iterator[JobView]:
+        return self._rows(lambda uow, after: uow.jobs.overdue(after=after), lambda job: job.id, "")
+
+    def _rows(self, read: Callable[[UnitOfWork, K], Sequence[Row]], key: Callable[[Row], K], first: K) -> Iterator[Row]:
+        """All rows, a page at a time; no transaction is held while they are looked at."""
+        after = first
         while True:
             with self._deployment.database.read() as uow:
-                page = uow.jobs.in_status(status, after=after)
+                page = read(uow, after)
             yield from page
             if not page:
                 return
-            after = page[-1].id
+            after = key(page[-1])
+
+
+@contextmanager
+def _one_of_many(what: str, name: object) -> Iterator[None]:
+    """A row that cannot be put right is logged, and keeps nobody from the next; a database that is away ends the round."""
+    try:
+        yield
+    except TransientError:
+        raise
+    except Exception:
+        log.exception("reconcile_failed", extra={"what": what, "of": name})
