@@ -116,31 +116,44 @@ class TransientError(PipelineError):
     exit_code = ExitCode.UNAVAILABLE
 
 
-class DatabaseUnavailable(TransientError):
+class EnvironmentFault(TransientError):
+    """The surroundings do not let the work go on; however long that lasts, it is no failed attempt."""
+
+
+class DatabaseUnavailable(EnvironmentFault):
     """The database does not answer."""
 
     code = "database_unavailable"
 
 
-class BrokerUnavailable(TransientError):
+class BrokerUnavailable(EnvironmentFault):
     """The broker does not answer."""
 
     code = "broker_unavailable"
 
 
-class StoreUnavailable(TransientError):
+class StoreUnavailable(EnvironmentFault):
     """The artifact store does not answer."""
 
     code = "store_unavailable"
 
 
-class StoreFull(TransientError):
+class StoreFull(EnvironmentFault):
     """The artifact store has no space left."""
 
     code = "store_full"
 
 
-class ChildDied(TransientError):
+class EngineFailed(TransientError):
+    """The engine raised an error that names no item."""
+
+    code = "engine_failed"
+
+    #: Places in the shard of the items that were inside the engine; None when no item was fed.
+    inside: frozenset[int] | None = None
+
+
+class ChildDied(EngineFailed):
     """The engine's process ended while it held work."""
 
     code = "engine_crashed"
@@ -185,6 +198,18 @@ class ModelNotFound(JobError):
 
     code = "model_not_found"
     exit_code = ExitCode.NOT_FOUND
+
+
+class ModelNotAllowed(ModelNotFound):
+    """The model is a folder that jobs may not name on this host."""
+
+    code = "model_not_allowed"
+
+
+class ModelNotTrusted(JobError):
+    """The model brings its own code, and this host does not run it."""
+
+    code = "model_not_trusted"
 
 
 class ModelChanged(JobError):

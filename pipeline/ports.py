@@ -95,18 +95,31 @@ class RunStats:
     cancelled: bool = False
 
 
-EngineEvent = Answer | Progress | Boundary
+@dataclass(frozen=True, slots=True)
+class Started:
+    """These items are inside the engine from now on, until they are answered: the suspects, should the child die."""
+
+    items: tuple[int, ...]
+
+
+EngineEvent = Answer | Progress | Boundary | Started
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What a child is asked to hold: one kind, one model folder, one set of load options."""
+    """What a child is asked to hold: one kind, one model folder, one set of load options.
+
+    ``memory_bytes`` is a ceiling for the whole child; None leaves it the host's. ``trust_code`` lets the model's own
+    code run.
+    """
 
     kind: Literal["generate", "embed", "rerank", "index", "search", "fake"]
     model_path: str | None
     model_digest: str | None = None
     dtype: str = "auto"
     options: JsonObject = field(default_factory=dict)
+    memory_bytes: int | None = None
+    trust_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,8 @@ class Engine(Protocol):
         """Answer every item whose index is not in ``done``, each exactly once, in any order.
 
         ``items`` is always the whole shard, so that micro-batches are a function of the shard and not of what an
-        earlier attempt left. A bad item is answered with an error and never harms another. When ``should_stop``
+        earlier attempt left (only a suspect on trial comes alone). Items are announced with :class:`Started` before
+        a model sees them. A bad item is answered with an error and never harms another. When ``should_stop``
         turns true the run ends soon, with unanswered items left out and ``cancelled`` set.
         """
         ...

@@ -33,7 +33,7 @@ from pipeline.formats.messages import (
     write_frame,
 )
 from pipeline.ports import Engine, EngineEvent, JsonObject
-from workers.engines.memory import process_stats
+from workers.engines.memory import limit_memory, process_stats
 
 #: Which class answers a kind. Names, so that a child imports only what it was asked to hold.
 ENGINES = {
@@ -121,6 +121,8 @@ class Child:
         if request.kind not in ENGINES:
             raise ModelUnsupported(f"no engine for the kind {request.kind!r}")
         module, _, name = ENGINES[request.kind].partition(":")
+        if request.memory_bytes is not None:
+            limit_memory(request.memory_bytes)
         engine: Engine = getattr(importlib.import_module(module), name)()
         info = engine.load(request)
         self._engine = engine

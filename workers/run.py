@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
-from pipeline.errors import ChildDied
+from pipeline.errors import ChildDied, EngineFailed
 from pipeline.formats.messages import WireError, parse_done, parse_event
-from pipeline.ports import Answer, EngineEvent, JsonObject, Progress, RunStats
+from pipeline.ports import Answer, EngineEvent, JsonObject, Progress, RunStats, Started
 from workers.process import ChildProcess, StreamEnd
 from workers.verdicts import MALFORMED, failure, kill_confused, kill_stalled
 
@@ -31,6 +31,7 @@ class ChildRun:
     ) -> None:
         self._child = child
         self._open_items = set(open_items)
+        self._started: set[int] = set()
         self._stall_timeout_s = stall_timeout_s
         self._cancel_grace_s = cancel_grace_s
         self._on_death = on_death
@@ -115,6 +116,8 @@ class ChildRun:
                     return None
                 case "failed":
                     error = failure(message)
+                    if isinstance(error, EngineFailed):
+                        error.inside = self._inside
                     self._end(None)
                     raise error
                 case "stats":  # the answer to a question that nobody waits for any more
@@ -124,6 +127,8 @@ class ChildRun:
                 if event.index not in self._open_items:
                     raise WireError(f"an answer to item {event.index}, which is not open")
                 self._open_items.remove(event.index)
+            if isinstance(event, Started):
+                self._started.update(event.items)
             return event if not isinstance(event, Progress) or self._gauge.has_moved(event) else None
         except MALFORMED as error:
             self._fail(kill_confused(self._child, self._phase, error))
@@ -138,7 +143,13 @@ class ChildRun:
         with self._lock:
             self._stats, self._is_ended = stats, True
 
+    @property
+    def _inside(self) -> frozenset[int]:
+        """The open items that may be to blame: those announced, or all while none is (a tokenizer may die too)."""
+        return frozenset(self._open_items & self._started or self._open_items)
+
     def _fail(self, error: ChildDied) -> NoReturn:
+        error.inside = self._inside
         self._end(None)
         self._on_death(error)
         raise error

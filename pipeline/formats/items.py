@@ -7,7 +7,6 @@ offsets into this file are what shards are made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -51,12 +50,3 @@ def parse_item(line: bytes) -> Item:
 def parse_items(data: bytes) -> list[Item]:
     """All items of a byte range that starts and ends at line boundaries."""
     return [parse_item(line) for line in data.splitlines() if line]
-
-
-def iter_with_offsets(lines: Iterable[bytes]) -> Iterator[tuple[int, int, Item]]:
-    """Yield (start, end, item) with byte offsets, for whoever cuts the file."""
-    start = 0
-    for line in lines:
-        end = start + len(line)
-        yield start, end, parse_item(line)
-        start = end

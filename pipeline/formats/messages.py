@@ -4,7 +4,7 @@ A frame is ``>II`` (length of the JSON, length of the blob), the JSON, the blob.
 
 Parent to child: ``load`` (an EngineRequest), ``run`` (items, options, done), ``cancel``, ``stats``, ``shutdown``.
 Child to parent: ``hello`` (pid, versions), ``loaded`` (an EngineInfo), ``answer``, ``progress``, ``boundary``,
-``done`` (RunStats), ``failed`` (class job | transient, code, message, hint), ``stats``.
+``started``, ``done`` (RunStats), ``failed`` (class job | transient, code, message, hint), ``stats``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pipeline.ports import (
     JsonObject,
     Progress,
     RunStats,
+    Started,
     VectorRow,
     WorkItem,
 )
@@ -131,6 +132,8 @@ def event_message(event: EngineEvent) -> tuple[JsonObject, bytes]:
             return {"type": "progress", "tokens": event.tokens, "items": event.items, "phase": event.phase}, b""
         case Boundary():
             return {"type": "boundary"}, b""
+        case Started():
+            return {"type": "started", "items": list(event.items)}, b""
 
 
 def parse_event(message: JsonObject, blob: bytes) -> EngineEvent:
@@ -144,6 +147,8 @@ def parse_event(message: JsonObject, blob: bytes) -> EngineEvent:
             return Progress(**_without_type(message))
         case "boundary":
             return Boundary()
+        case "started":
+            return Started(tuple(map(int, message["items"])))
         case other:
             raise WireError(f"not an event: {other!r}")
 

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pipeline.db.states import Outcome
-from pipeline.db.values import ItemFailure, JobView, ShardLease
+from pipeline.db.states import JobStatus
+from pipeline.db.suspicion import Suspicion
+from pipeline.db.values import JobView, ShardLease
 from pipeline.errors import (
     ArtifactCorrupt,
-    ArtifactMissing,
     ChildDied,
-    JobError,
+    EngineFailed,
     LeaseLost,
     ModelChanged,
     ModelNotFound,
     PipelineError,
-    TransientError,
 )
 from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, parse_items
-from pipeline.formats.ranges import dump_ranges
-from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.endings import Endings, ModelElsewhere, ShardGivenUp
 from pipeline.jobs.index_build import IndexBuild
-from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work
+from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work, on_trial
 from pipeline.jobs.leases import ShardKeeper
 from pipeline.jobs.measures import ShardMeasures
 from pipeline.jobs.recording import PartRecorder, space_of
 from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRun, WorkItem
-from pipeline.specs import IndexSpec, JobSpec, parse_spec
+from pipeline.specs import EmbedSpec, GenerateSpec, IndexSpec, JobSpec, RerankSpec, parse_spec
 from pipeline.specs.seeds import item_seed
 
 log = logging.getLogger(__name__)
+
+Items = frozenset[int]
 
 
 class ShardExecution:
@@ -49,6 +48,8 @@ class ShardExecution:
         self._run: EngineRun | None = None
         self._ended = threading.Event()
         self._measures = ShardMeasures(lease)
+        self._endings = Endings(deployment, lease, drain)
+        self._suspicion = Suspicion.of(lease.shard)
 
     def run(self) -> None:
         """Work until the shard is done, given back, failed, cancelled, or lost."""
@@ -62,7 +63,7 @@ class ShardExecution:
         except Exception as error:  # whatever it is, the lease must not leak
             if not isinstance(error, PipelineError):
                 log.exception("shard_attempt_broke")
-            self._end_badly(error)
+            self._endings.end_badly(error, self._suspicion)
 
     def stop(self) -> None:
         """Ask the attempt to end soon, keeping what was finished. Safe from any thread."""
@@ -77,75 +78,160 @@ class ShardExecution:
         job, spec, items = self._load()
         with self._deployment.database.read() as uow:
             answered = uow.parts.answered(self._lease.shard_id)
-        recorder = PartRecorder(self._deployment, self._lease, items)
-        invalid = {index for index, item in enumerate(items) if item.error is not None}
-        for index in sorted(invalid - answered):
-            recorder.add(Answer(index, error=items[index].error))
-        missing = frozenset(range(len(items))) - answered - invalid
-        if missing and not self._is_stopping():
-            self._feed(job, spec, items, missing, recorder)
+            crashed = uow.shards.crashed_ids(self._lease.shard_id)
+        self._rest(answered)
+        recorder = PartRecorder(self._deployment, self._lease, items, answered)
+        for index, item in enumerate(items):
+            if item.error is not None and index not in answered:
+                recorder.add(Answer(index, error=item.error))
+        self._condemn(recorder)
+        if recorder.missing and not self._is_stopping():
+            self._begin(job)
+            if isinstance(spec, IndexSpec):
+                self._build(job, spec, recorder)
+            else:
+                self._feed(job, spec, items, crashed | recorder.condemned_ids, recorder)
         if keeper.lost:
             raise LeaseLost(f"shard {self._lease.shard.ordinal} of {job.id} was taken by another worker")
         recorder.flush()
-        self._end_well(len(answered) + recorder.recorded == len(items), keeper.ending)
+        fail_point("shard.before_commit")
+        self._measures.committing()
+        self._endings.end_well(self._measures, complete=not recorder.missing, ending=keeper.ending)
 
     def _load(self) -> tuple[JobView, JobSpec, list[Item]]:
         shard = self._lease.shard
-        if shard.attempts > self._deployment.settings.max_attempts:
+        if not shard.suspects and shard.attempts - shard.child_deaths > self._deployment.settings.max_attempts:
+            # Lost with its worker again and again before anything was fed: no item can be tried for that.
             raise ShardGivenUp(shard.last_error or f"{shard.attempts - 1} attempts did not finish it")
         with self._deployment.database.read() as uow:
             job = uow.jobs.get(shard.job_id)
         assert job is not None and job.input_uri is not None
         items = parse_items(
-            self._deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte)
+            self._deployment.store.read_bytes(
+                job.input_uri, start=shard.start_byte, end=shard.end_byte, sha256=shard.sha256
+            )
         )
         if len(items) != shard.item_count:
             raise ArtifactCorrupt(f"{job.input_uri} has {len(items)} items where its shard has {shard.item_count}")
         return job, parse_spec(job.spec), items
 
-    def _feed(
-        self, job: JobView, spec: JobSpec, items: Sequence[Item], missing: frozenset[int], recorder: PartRecorder
-    ) -> None:
-        with self._deployment.database.write() as uow:
-            uow.shards.set_in_flight(self._lease, dump_ranges(missing))
-            uow.jobs.start(job.id)
+    def _begin(self, job: JobView) -> None:
+        if job.status is JobStatus.QUEUED:
+            with self._deployment.database.write() as uow:
+                uow.shards.renew(self._lease)
+                uow.jobs.start(job.id)
         self._measures.waited(job)
+
+    def _build(self, job: JobView, spec: IndexSpec, recorder: PartRecorder) -> None:
+        """An index is one item: there is nobody to suspect but it, so attempts are counted instead of trials."""
+        work = engine_work(spec, job, self._deployment.settings)
+        try:
+            with IndexBuild.prepare(self._deployment, self._lease, spec) as build:
+                recorder.also = build.register
+                self._prepare(work, recorder)
+                self._drive(work, [build.item], frozenset(), recorder, free=True, take=build.publish)
+                recorder.flush()
+        except EngineFailed as error:
+            error.inside = None
+            raise
+
+    def _feed(
+        self,
+        job: JobView,
+        spec: GenerateSpec | EmbedSpec | RerankSpec,
+        items: Sequence[Item],
+        crashed: frozenset[str],
+        recorder: PartRecorder,
+    ) -> None:
+        """First all that nobody suspects, then the suspects one by one, then those who were cleared of it."""
         try:
             work = engine_work(spec, job, self._deployment.settings)
         except (ModelNotFound, ModelChanged) as error:
             if job.model_digest is None:
                 raise
             raise ModelElsewhere(str(error)) from error
-        if isinstance(spec, IndexSpec):
-            with IndexBuild.prepare(self._deployment, self._lease, spec) as build:
-                recorder.also = build.register
-                self._run_engine(work, [build.item], frozenset(), recorder, free=True, take=build.publish)
-                recorder.flush()
-            return
         whole = [
             WorkItem(index, item.custom_id, item.body, item_seed(spec.seed, item.custom_id))
             for index, item in enumerate(items)
-            if item.body is not None
+            if item.body is not None and item.custom_id not in crashed
         ]
-        done = frozenset(range(len(items))) - missing
-        self._run_engine(work, whole, done, recorder, free=spec.kind in FREE_PARTS)
+        free = spec.kind in FREE_PARTS
+        self._feed_together(work, whole, recorder, free=free)
+        self._try_suspects(work, whole, recorder, free=free)
+        self._feed_together(work, whole, recorder, free=free)
 
-    def _run_engine(
-        self,
-        work: EngineWork,
-        items: Sequence[WorkItem],
-        done: frozenset[int],
-        recorder: PartRecorder,
-        *,
-        free: bool,
-        take: Callable[[Answer], Answer] = lambda answer: answer,
+    # --- feeding ---
+
+    def _feed_together(
+        self, work: EngineWork, whole: Sequence[WorkItem], recorder: PartRecorder, *, free: bool
     ) -> None:
-        """Run, and record what comes; ``free`` kinds may end a part after any answer."""
+        open_items = recorder.missing - self._suspicion.suspects
+        if not open_items or self._is_stopping():
+            return
+        self._prepare(work, recorder)
+        self._suspect(self._suspicion.feeding(open_items))
+        done = frozenset(item.index for item in whole) - open_items
+        self._drive(work, whole, done, recorder, free=free)
+        if not self._is_stopping():
+            recorder.flush()
+        self._suspicion = self._suspicion.feeding(frozenset())
+
+    def _try_suspects(self, work: EngineWork, whole: Sequence[WorkItem], recorder: PartRecorder, *, free: bool) -> None:
+        """One item at a time in a child under a smaller ceiling (law 5).
+
+        Where answers depend on their micro-batch, a first trial only clears the item, and its answer comes from its own
+        batch afterwards (law 6). A cleared item that is suspect again is answered alone: its batch cannot be run.
+        """
+        suspects = sorted(self._suspicion.suspects & recorder.missing)
+        if not suspects or self._is_stopping():
+            return
+        trial = self._prepare_trial(work, recorder)
+        by_index = {item.index: item for item in whole}
+        for index in suspects:
+            if self._is_stopping():
+                return
+            self._suspect(self._suspicion.feeding(frozenset({index})))
+            recorder.is_rehearsal = not free and index not in self._suspicion.cleared
+            try:
+                self._drive(trial, [by_index[index]], frozenset(), recorder, free=True)
+            finally:
+                is_rehearsal, recorder.is_rehearsal = recorder.is_rehearsal, False
+            if index in recorder.missing and not is_rehearsal:
+                return  # it was asked to stop
+            recorder.flush()
+            if not self._is_stopping():
+                self._suspect(self._suspicion.after_clearing(index))
+                self._measures.count("tried_alone")
+
+    def _prepare(self, work: EngineWork, recorder: PartRecorder) -> None:
         started = time.monotonic()
         info = self._host.prepare(work.request)
         self._measures.loaded(info, time.monotonic() - started)
         self._note_engine(work, info)
         recorder.space = space_of(info)
+
+    def _prepare_trial(self, work: EngineWork, recorder: PartRecorder) -> EngineWork:
+        """A child under a smaller ceiling; one without, where the model does not fit under it."""
+        trial = on_trial(work)
+        try:
+            self._prepare(trial, recorder)
+        except (ChildDied, EngineFailed) as error:
+            log.warning("trial_without_ceiling", extra={"job": self._lease.shard.job_id, "reason": str(error)})
+            self._prepare(work, recorder)
+            return work
+        return trial
+
+    def _drive(
+        self,
+        work: EngineWork,
+        items: Sequence[WorkItem],
+        done: Items,
+        recorder: PartRecorder,
+        *,
+        free: bool,
+        take: Callable[[Answer], Answer] = lambda answer: answer,
+    ) -> None:
+        """Run, and record what comes; ``free`` runs may end a part after any answer."""
         self._run = run = self._host.run(items, work.options, done=done)
         if self._is_stopping():
             run.cancel()
@@ -193,6 +279,34 @@ class ShardExecution:
         if recorder.is_due:
             recorder.flush()
 
+    # --- suspects ---
+
+    def _rest(self, answered: Items) -> None:
+        """Nothing is in a child now, and what is answered is no suspect; said in the row if that is news."""
+        rested = self._suspicion.at_rest(answered)
+        if rested != self._suspicion:
+            self._suspect(rested)
+
+    def _suspect(self, suspicion: Suspicion) -> None:
+        with self._deployment.database.write() as uow:
+            uow.shards.suspect(self._lease, suspicion)
+        self._suspicion = suspicion
+
+    def _condemn(self, recorder: PartRecorder) -> None:
+        """The item that was alone in a child when it died, and again: it errs, and everybody else goes on."""
+        index = self._suspicion.condemned
+        if index is None:
+            return
+        shard = self._lease.shard
+        deaths = self._suspicion.alone_deaths
+        last = shard.last_error or "its worker was gone"
+        code = EngineFailed.code if last.startswith(EngineFailed.code) else ChildDied.code
+        message = f"alone in the engine, this item ended it {deaths} times; at attempt {shard.attempts - 1}: {last}"
+        recorder.condemn(index, {"code": code, "message": message})
+        recorder.flush()
+        self._suspect(self._suspicion.at_rest(frozenset({index})))
+        log.warning("item_condemned", extra={"job": shard.job_id, "shard": shard.ordinal, "item": index})
+
     def _is_stopping(self) -> bool:
         return self._ended.is_set() or self._drain.is_set()
 
@@ -200,105 +314,3 @@ class ShardExecution:
         """Law 2: a lease is renewed only while the child makes progress. Loading has its own limit, in the host."""
         run = self._run
         return run is None or run.seconds_since_progress() < self._deployment.settings.stall_timeout_s
-
-    # --- how it ends ---
-
-    def _end_well(self, complete: bool, ending: bool) -> None:
-        lease = self._lease
-        job_id = lease.shard.job_id
-        self._measures.committing()
-        fail_point("shard.before_commit")
-        with self._deployment.database.write() as uow:
-            uow.metrics.add(job_id, self._measures.rows())
-            if complete:
-                uow.shards.complete(lease)
-            elif ending:
-                uow.shards.cancel(lease)
-            else:
-                uow.shards.give_back(lease, None)
-            closed = uow.jobs.close_if_drained(job_id)
-            fail_point("shard.in_commit")
-        fail_point("shard.after_commit")
-        if closed:
-            self._deployment.doorbell.finalize(job_id)
-        log.info("shard_ended", extra={"job": job_id, "shard": lease.shard.ordinal, "complete": complete})
-
-    def _end_badly(self, error: Exception) -> None:
-        """Say in the database why, so that the next attempt, or the user, knows; the lease may be lost by now."""
-        reason = f"{type(error).__name__}: {error}"
-        log.warning("shard_attempt_failed", extra={"job": self._lease.shard.job_id, "reason": reason})
-        try:
-            if self._drain.is_set() and not isinstance(error, (ChildDied, JobError)):
-                self._give_back(None)  # the worker leaves; that is no failed attempt
-            elif isinstance(error, ModelElsewhere):
-                self._give_back(None)  # the look before the next claim will not find it either
-            elif isinstance(error, JobError):
-                self._fail_job(error)
-            elif isinstance(error, ShardGivenUp) or self._lease.shard.attempts >= self._max_attempts(error):
-                self._give_up(error, reason)
-            else:
-                self._give_back(reason, child_died=isinstance(error, ChildDied))
-        except LeaseLost as lost:
-            log.warning("shard_lost", extra={"job": self._lease.shard.job_id, "reason": str(lost)})
-        except TransientError as unreachable:
-            log.warning("lease_left_to_expire", extra={"shard": self._lease.shard_id, "reason": str(unreachable)})
-
-    def _max_attempts(self, error: Exception) -> int:
-        """A file that is not what its row says is no passing trouble, but another host may see it whole: try twice."""
-        limit = self._deployment.settings.max_attempts
-        return min(limit, 2) if isinstance(error, (ArtifactCorrupt, ArtifactMissing, ValueError)) else limit
-
-    def _give_back(self, reason: str | None, *, child_died: bool = False) -> None:
-        base = self._deployment.settings.backoff_s * 2 ** (self._lease.shard.attempts - 1)
-        with self._deployment.database.write() as uow:
-            delay_s = base * random.uniform(0.5, 1.5)
-            uow.shards.give_back(self._lease, reason, delay_s=delay_s, child_died=child_died)
-            job = uow.jobs.get(self._lease.shard.job_id)
-        if job is not None and job.outcome is not None:
-            settle(self._deployment, job.id)  # a shard that went back to a job with an outcome ends at once
-
-    def _give_up(self, error: Exception, reason: str) -> None:
-        try:
-            unanswered = self._unanswered(reason)
-        except (ArtifactMissing, ArtifactCorrupt, ValueError):
-            self._fail_job(error)  # its items cannot even be named
-            return
-        with self._deployment.database.write() as uow:
-            uow.shards.fail(self._lease, reason, unanswered)
-            closed = uow.jobs.close_if_drained(self._lease.shard.job_id)
-        if closed:
-            self._deployment.doorbell.finalize(self._lease.shard.job_id)
-
-    def _unanswered(self, reason: str) -> list[ItemFailure]:
-        shard = self._lease.shard
-        with self._deployment.database.read() as uow:
-            job = uow.jobs.get(shard.job_id)
-            answered = uow.parts.answered(shard.id)
-        assert job is not None and job.input_uri is not None
-        data = self._deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte)
-        return [
-            ItemFailure(item.custom_id, item.line, "shard_failed", reason)
-            for index, item in enumerate(parse_items(data))
-            if index not in answered
-        ]
-
-    def _fail_job(self, error: Exception) -> None:
-        """End the whole job: this shard first, under its lease, so that a loser of the lease ends nothing."""
-        job_id = self._lease.shard.job_id
-        code = error.code if isinstance(error, PipelineError) else "internal_error"
-        with self._deployment.database.write() as uow:
-            uow.shards.cancel(self._lease)
-            uow.jobs.request_outcome(job_id, Outcome.FAILED, code=code, message=str(error))
-        settle(self._deployment, job_id)
-
-
-class ModelElsewhere(TransientError):
-    """The model that the job pins left this host between the look and the claim."""
-
-    code = "model_elsewhere"
-
-
-class ShardGivenUp(PipelineError):
-    """The shard was tried as often as it may be."""
-
-    code = "shard_failed"

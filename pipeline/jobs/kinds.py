@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
 
 from pipeline.checkpoints.describe import describe
 from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
+from pipeline.checkpoints.trust import may_run_code
 from pipeline.config import Settings
 from pipeline.db.values import JobView
 from pipeline.errors import ModelChanged
@@ -15,6 +19,13 @@ from pipeline.specs import EmbedSpec, GenerateSpec, IndexSpec, JobSpec, RerankSp
 
 #: Kinds whose answers do not share a forward's rounding with fixed neighbours: a part may end after any answer.
 FREE_PARTS = frozenset({"generate", "index"})
+
+#: What a child may hold of the host's memory while it tries a suspect, and what it gets beside a large model's weights.
+TRIAL_MEMORY_SHARE, TRIAL_ROOM_BYTES = 0.5, 1 << 30
+
+
+#: Kinds that mlx-lm loads: the only ones whose checkpoints can bring code that would run.
+LANGUAGE_KINDS = frozenset({"generate", "rerank"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,7 @@ class EngineWork:
 
 
 def engine_work(spec: JobSpec, job: JobView, settings: Settings) -> EngineWork:
-    """The request and run options of a job's shards; raises ModelNotFound, ModelChanged."""
+    """The request and run options of a job's shards; raises ModelNotFound, ModelChanged, ModelNotTrusted."""
     if isinstance(spec, IndexSpec):
         return EngineWork(EngineRequest(kind="index", model_path=None), {})
     path = resolve(spec.model.name, settings)
@@ -38,8 +49,18 @@ def engine_work(spec: JobSpec, job: JobView, settings: Settings) -> EngineWork:
         kind, load_options = "fake", {"kind": spec.kind, **options}
     else:
         kind, load_options = spec.kind, load_options_of(spec, options)
-    request = EngineRequest(kind, str(path), digest, spec.model.dtype, load_options)  # type: ignore[arg-type]
+    trust_code = kind in LANGUAGE_KINDS and may_run_code(spec.model.name, path, settings)
+    request = EngineRequest(kind, str(path), digest, spec.model.dtype, load_options, trust_code=trust_code)  # type: ignore[arg-type]
     return EngineWork(request, options)
+
+
+def on_trial(work: EngineWork) -> EngineWork:
+    """The same work in a child with a smaller ceiling, where a suspect is tried: half the host, if the model fits."""
+    request = work.request
+    weights = sum(path.stat().st_size for path in Path(request.model_path or "/nowhere").glob("*.safetensors"))
+    total = psutil.virtual_memory().total
+    ceiling = min(total, max(int(total * TRIAL_MEMORY_SHARE), 2 * weights + TRIAL_ROOM_BYTES))
+    return EngineWork(replace(request, memory_bytes=ceiling), work.options)
 
 
 def run_options(spec: GenerateSpec | EmbedSpec | RerankSpec) -> JsonObject:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pipeline.db.repository.base import utc_now
@@ -23,6 +23,7 @@ class ShardMeasures:
         self._values: list[tuple[str, float, str]] = []
         self._samples: defaultdict[str, list[float]] = defaultdict(list)
         self._answers = 0
+        self._counts: Counter[str] = Counter()
 
     def waited(self, job: JobView) -> None:
         """The first claim of a job ends its wait in the queue (wall clock, for people)."""
@@ -56,6 +57,10 @@ class ShardMeasures:
         self._values += [(name, float(number), "count") for name, number in stats.counters.items()]
         self._values += [(name, value, "s") for name, value in stats.measures.items()]
 
+    def count(self, name: str) -> None:
+        """One more of something that this attempt did beside the ordinary."""
+        self._counts[name] += 1
+
     def committing(self) -> None:
         self._committed = time.monotonic()
 
@@ -65,6 +70,7 @@ class ShardMeasures:
             *self._values,
             ("claimed_at_monotonic_s", self._claimed, "s"),
             ("committed_at_monotonic_s", self._committed, "s"),
+            *((name, float(number), "count") for name, number in sorted(self._counts.items())),
             ("parent_cpu_s", time.thread_time() - self._cpu, "s"),
         ]
         for name, samples in sorted(self._samples.items()):

@@ -16,7 +16,7 @@ from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, JobView, ShardCut
 from pipeline.errors import ArtifactCorrupt, LeaseLost, ModelChanged, ModelNotFound, PipelineError, TransientError
 from pipeline.failpoints import fail_point
-from pipeline.formats.items import Item, iter_with_offsets
+from pipeline.formats.items import Item, parse_item
 from pipeline.formats.texts import output_allowance, prompt_texts
 from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
@@ -94,24 +94,27 @@ def cut_shards(lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec) -> 
     else:
         token_budget, item_budget = spec.shard_tokens, spec.shard_items
     ordinal = first_item = item_count = tokens = start = end = 0
-    for item_start, item_end, item_tokens in _weighed(lines, counter, spec):
+    digest = hashlib.sha256()
+    for line, item_tokens in _weighed(lines, counter, spec):
         if item_count and (item_count >= item_budget or tokens + item_tokens > token_budget):
-            yield ShardCut(ordinal, start, end, first_item, item_count, tokens)
-            ordinal, first_item, item_count, tokens, start = ordinal + 1, first_item + item_count, 0, 0, item_start
-        item_count, tokens, end = item_count + 1, tokens + item_tokens, item_end
+            yield ShardCut(ordinal, start, end, first_item, item_count, tokens, digest.hexdigest())
+            ordinal, first_item, item_count, tokens, start = ordinal + 1, first_item + item_count, 0, 0, end
+            digest = hashlib.sha256()
+        digest.update(line)
+        item_count, tokens, end = item_count + 1, tokens + item_tokens, end + len(line)
     if item_count:
-        yield ShardCut(ordinal, start, end, first_item, item_count, tokens)
+        yield ShardCut(ordinal, start, end, first_item, item_count, tokens, digest.hexdigest())
 
 
-def _weighed(lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec) -> Iterator[tuple[int, int, int]]:
-    """(start byte, end byte, tokens) of each item; tokens are those of its texts plus those it may answer with."""
-    items = iter_with_offsets(lines)
+def _weighed(lines: Iterable[bytes], counter: CountsTokens, spec: JobSpec) -> Iterator[tuple[bytes, int]]:
+    """Each line with its tokens: those of its texts plus those it may answer with."""
+    items = ((line, parse_item(line)) for line in lines)
     while batch := list(islice(items, COUNT_ITEMS)):
-        texts = [_texts(item) for _, _, item in batch]
+        texts = [_texts(item) for _, item in batch]
         counts = iter(counter.count([text for group in texts for text in group]))
-        for (start, end, item), group in zip(batch, texts, strict=True):
+        for (line, item), group in zip(batch, texts, strict=True):
             prompt = sum(islice(counts, len(group)))
-            yield start, end, max(1, prompt + (output_allowance(item.body, spec) if item.body is not None else 0))
+            yield line, max(1, prompt + (output_allowance(item.body, spec) if item.body is not None else 0))
 
 
 def _texts(item: Item) -> list[str]:

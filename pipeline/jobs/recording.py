@@ -43,11 +43,14 @@ def space_of(info: EngineInfo) -> Space | None:
 class PartRecorder:
     """Gathers the answers of one attempt at a shard and makes them durable, part by part.
 
-    ``items`` is the whole shard, by place. Answers become real in :meth:`flush`; until then a death loses them and
-    nothing else. ``also`` joins the transaction of each part.
+    ``items`` is the whole shard, by place, of which ``answered`` is registered already. Answers become real in
+    :meth:`flush`; until then a death loses them and nothing else. ``also`` joins the transaction of each part. In a
+    *rehearsal* answers are thrown away: it only shows that an item does no harm.
     """
 
-    def __init__(self, deployment: Deployment, lease: ShardLease, items: Sequence[Item]) -> None:
+    def __init__(
+        self, deployment: Deployment, lease: ShardLease, items: Sequence[Item], answered: frozenset[int]
+    ) -> None:
         self._deployment = deployment
         self._lease = lease
         self._items = items
@@ -56,15 +59,30 @@ class PartRecorder:
         self._oldest = 0.0
         self.space: Space | None = None
         self.also: Callable[[UnitOfWork], None] | None = None
-        self.recorded = 0
+        self.is_rehearsal = False
+        self.condemned_ids: frozenset[str] = frozenset()
+        self._missing = set(range(len(items))) - answered
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Places that have no answer yet, neither a registered one nor one that waits for its part."""
+        return frozenset(self._missing)
 
     def add(self, answer: Answer) -> None:
         """Take an item's one answer; a second one for the same item is a fault of the engine."""
-        if not 0 <= answer.index < len(self._items) or answer.index in self._pending:
+        if answer.index not in self._missing:
             raise ValueError(f"engine answered item {answer.index} twice, or there is no such item")
+        if self.is_rehearsal:
+            return
+        self._missing.discard(answer.index)
         if not self._pending:
             self._oldest = time.monotonic()
         self._pending[answer.index] = answer
+
+    def condemn(self, index: int, error: JsonObject) -> None:
+        """End an item that no child may see again."""
+        self.add(Answer(index, error=error))
+        self.condemned_ids |= {self._items[index].custom_id}
 
     @property
     def is_due(self) -> bool:
@@ -100,7 +118,6 @@ class PartRecorder:
             fail_point("part.in_commit")
         fail_point("part.after_row")
         self._ordinal += 1
-        self.recorded += len(answers)
         self._pending.clear()
 
     def _name(self, make: Callable[[str, int, int, int], str]) -> str:

@@ -11,11 +11,23 @@ from sqlalchemy import select
 from pipeline.db.base import Base
 from pipeline.db.session import UnitOfWork
 from pipeline.db.states import JobStatus
-from pipeline.db.values import ItemFailure, JobLease, NewPart, NewVector, NewVectors, ShardCut, ShardLease
+from pipeline.db.suspicion import Suspicion
+from pipeline.db.values import (
+    AttemptFailure,
+    ItemFailure,
+    JobLease,
+    NewPart,
+    NewVector,
+    NewVectors,
+    ShardCut,
+    ShardLease,
+)
 from pipeline.errors import LeaseLost
 from pipeline.jobs.planner import plan
 from tests.fixtures.house import House
 from tests.fixtures.in_process import claim, renew, requests
+
+FAILURE = AttemptFailure("engine_crashed", "said the loser", child_died=True)
 
 FAILURES = [ItemFailure(f"r{index}", index + 1, "shard_failed", "said the loser") for index in range(2)]
 
@@ -27,13 +39,13 @@ VECTORS = NewVectors(
 
 SHARD_WRITES: dict[str, Callable[[UnitOfWork, ShardLease], None]] = {
     "renew": lambda uow, lease: uow.shards.renew(lease),
-    "set_in_flight": lambda uow, lease: uow.shards.set_in_flight(lease, "0-1"),
+    "suspect": lambda uow, lease: uow.shards.suspect(lease, Suspicion(frozenset({0, 1}))),
     "register": lambda uow, lease: uow.parts.register(lease, PART, FAILURES[:1], VECTORS),
     "complete": lambda uow, lease: uow.shards.complete(lease),
     "cancel": lambda uow, lease: uow.shards.cancel(lease),
-    "fail": lambda uow, lease: uow.shards.fail(lease, "said the loser", FAILURES),
-    "give_back": lambda uow, lease: uow.shards.give_back(lease, "said the loser", delay_s=60.0, child_died=True),
-    "give_back_unblamed": lambda uow, lease: uow.shards.give_back(lease, None),
+    "fail": lambda uow, lease: uow.shards.fail(lease, "said the loser", FAILURES, code="shard_failed"),
+    "give_back": lambda uow, lease: uow.shards.give_back(lease, FAILURE, delay_s=60.0),
+    "give_back_unblamed": lambda uow, lease: uow.shards.give_back(lease),
 }
 
 JOB_WRITES: dict[str, Callable[[UnitOfWork, JobLease], None]] = {

@@ -225,7 +225,7 @@ def test_doubled_doorbell_finds_nothing_left_to_claim(house: House) -> None:
 
 
 def test_priority_decides_and_age_breaks_ties_but_nothing_starves(house: House) -> None:
-    from pipeline.db.repository.jobs import STARVATION_BOUND
+    from pipeline.db.repository.claims import STARVATION_BOUND
     from pipeline.jobs.submit import SubmitOptions
 
     low = house.submit(requests(2), options=SubmitOptions(priority=0))

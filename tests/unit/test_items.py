@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.formats.items import Item, dump_item, iter_with_offsets, parse_item, parse_items
+from pipeline.formats.items import Item, dump_item, parse_item, parse_items
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -42,15 +42,6 @@ def test_item_survives_its_line(item: Item) -> None:
 @given(st.lists(ITEMS, max_size=5))
 def test_items_survive_a_byte_range(items: list[Item]) -> None:
     assert parse_items(b"".join(map(dump_item, items))) == items
-
-
-@given(st.lists(ITEMS, max_size=5))
-def test_offsets_cut_the_file_where_items_begin_and_end(items: list[Item]) -> None:
-    lines = [dump_item(item) for item in items]
-    data = b"".join(lines)
-    found = list(iter_with_offsets(lines))
-    assert [parse_item(data[start:end]) for start, end, _ in found] == [item for _, _, item in found] == items
-    assert [end for _, end, _ in found[:-1]] == [start for start, _, _ in found[1:]]
 
 
 def test_line_separators_of_unicode_do_not_end_an_item() -> None:

@@ -31,6 +31,7 @@ from pipeline.ports import (
     JsonObject,
     RunStats,
     ShouldStop,
+    Started,
     WorkItem,
 )
 from pipeline.specs import Overflow
@@ -132,6 +133,7 @@ class EmbeddingEngine:
         for group in freeze_groups(rows_of, self._widest or chosen.batch_size):
             if group.is_answered(done):
                 continue
+            emit(Started(group.items))
             encoded = self._encode_group(group, tally, emit, should_stop)
             if encoded is None:
                 return tally.stats(cancelled=True)

@@ -30,6 +30,7 @@ from pipeline.ports import (
     JsonObject,
     RunStats,
     ShouldStop,
+    Started,
     VectorRow,
     WorkItem,
 )
@@ -103,6 +104,8 @@ class FakeEngine:
         ordered = sorted(items, key=lambda item: item.index)
         for start in range(0, len(ordered), self._script.batch_size):
             group = [item for item in ordered[start : start + self._script.batch_size] if item.index not in done]
+            if group:
+                emit(Started(tuple(item.index for item in group)))
             for item in group:
                 if should_stop():
                     return tally.stats(cancelled=True)

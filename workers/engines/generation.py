@@ -16,7 +16,17 @@ from typing import Any, Literal
 from mlx_lm.generate import BatchGenerator
 
 from pipeline.errors import ItemError, JobError, ModelNotFound, ModelUnsupported, NoChatTemplate
-from pipeline.ports import Emit, EngineInfo, EngineRequest, JsonObject, Progress, RunStats, ShouldStop, WorkItem
+from pipeline.ports import (
+    Emit,
+    EngineInfo,
+    EngineRequest,
+    JsonObject,
+    Progress,
+    RunStats,
+    ShouldStop,
+    Started,
+    WorkItem,
+)
 from pipeline.specs.base import Endpoint
 from pipeline.specs.generate import SamplingDefaults
 from workers.engines.answers import error_answer
@@ -61,7 +71,7 @@ class GenerationEngine:
         start = time.monotonic()
         if request.model_path is None:
             raise ModelNotFound("generation needs a model")
-        loaded = load_language_model(Path(request.model_path), request.dtype)
+        loaded = load_language_model(Path(request.model_path), request.dtype, trust_code=request.trust_code)
         dialogue = Dialogue(loaded.tokenizer, context_length=loaded.context_length)
         if "endpoint" in request.options:
             _check_role(request.options["endpoint"], dialogue)
@@ -194,6 +204,7 @@ class _Run:
         rows = [self._waiting.popleft() for _ in range(min(self._width - len(self._live), len(self._waiting)))]
         if not rows:
             return
+        self._emit(Started(tuple(row.index for row in rows)))
         now = time.monotonic()
         uids = generator.insert(
             [row.prompt for row in rows],

@@ -16,6 +16,23 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def limit_memory(limit_bytes: int) -> None:
+    """Make this process err, or end, where it would otherwise take more than ``limit_bytes`` from the host.
+
+    Linux counts what a process maps for itself and not files it reads; macOS has no such limit, MLX's own stands there.
+    """
+    has_limits = sys.platform == "linux"
+    if has_limits:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        allowed = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+        return
+    import mlx.core as mx
+
+    mx.set_memory_limit(limit_bytes)
+    mx.set_cache_limit(0)
+
+
 def process_stats() -> JsonObject:
     """``rss_bytes`` and ``peak_rss_bytes``; MLX's own memory where MLX is loaded."""
     stats: JsonObject = {"rss_bytes": psutil.Process().memory_info().rss, "peak_rss_bytes": peak_rss_bytes()}

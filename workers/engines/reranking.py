@@ -27,6 +27,7 @@ from pipeline.ports import (
     JsonObject,
     RunStats,
     ShouldStop,
+    Started,
     WorkItem,
 )
 from pipeline.specs import Overflow
@@ -80,7 +81,7 @@ class RerankingEngine:
             raise JobError("a reranking engine needs a model")
         folder = Path(request.model_path)
         options = _parse_options(request.options)
-        loaded = load_language_model(folder, request.dtype)
+        loaded = load_language_model(folder, request.dtype, trust_code=request.trust_code)
         self._judge = Judge(
             loaded.tokenizer,
             is_qwen3_reranker=is_qwen3_reranker(loaded.config, folder, options.model_name, loaded.tokenizer),
@@ -130,6 +131,7 @@ class RerankingEngine:
         for group in freeze_groups(rows_of, self._widest or chosen.batch_size):
             if group.is_answered(done):
                 continue
+            emit(Started(group.items))
             scores = self._score_group(group, tally, emit, should_stop)
             if scores is None:
                 return tally.stats(cancelled=True)

@@ -6,20 +6,16 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, exists, false, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, func, insert, select, update
 
 from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import Repository, clip, to_value, utc_now
-from pipeline.db.repository.pauses import queue_is_paused, worker_is_paused
-from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome, ShardStatus
-from pipeline.db.values import Candidate, JobLease, JobView, ShardCut
+from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome
+from pipeline.db.values import JobLease, JobView, ShardCut
 from pipeline.errors import LeaseLost
 
 #: Rows of one INSERT when a plan is written.
 INSERT_ROWS = 1_000
-
-#: A job that this many claims have passed over is served next, whatever the order says.
-STARVATION_BOUND = 32
 
 
 class JobRepository(Repository):
@@ -36,8 +32,9 @@ class JobRepository(Repository):
         return None if row is None else to_value(row, JobView)
 
     def newest_of_content(self, digest: str) -> JobView | None:
-        """The newest job over this file and spec that was not asked to end early; None without one."""
-        query = select(Job).where(Job.content_digest == digest, Job.outcome.is_(None))
+        """The newest job over this file and spec that was not asked to end early and has its files; None without."""
+        kept = Job.outcome.is_(None), Job.pruned_at.is_(None)
+        query = select(Job).where(Job.content_digest == digest, *kept)
         row = self._session.scalar(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(1))
         return None if row is None else to_value(row, JobView)
 
@@ -149,6 +146,7 @@ class JobRepository(Repository):
                     "first_item": cut.first_item,
                     "item_count": cut.item_count,
                     "token_count": cut.token_count,
+                    "sha256": cut.sha256,
                 }
                 for cut in cuts[first : first + INSERT_ROWS]
             ]
@@ -260,61 +258,6 @@ class JobRepository(Repository):
         moved: dict[str, Any] = {"status": target, f"{target.value}_at": utc_now()}
         return self._changed(statement.values(moved | (values or {}))) == 1
 
-    # --- what a slot may claim ---
-
-    def claimable_models(
-        self, kinds: Collection[str], *, owner: str | None = None
-    ) -> Sequence[tuple[str | None, str | None]]:
-        """The distinct (name, digest) of models that jobs wait for; none for an ``owner`` that is paused."""
-        query = select(Job.model, Job.model_digest).where(*self._running(kinds)).distinct()
-        if owner is not None:
-            query = query.where(~worker_is_paused(owner))
-        return [(name, digest) for name, digest in self._session.execute(query)]
-
-    def candidates(
-        self,
-        kinds: Collection[str],
-        models: Collection[tuple[str | None, str | None]],
-        *,
-        only: str | None = None,
-        limit: int = 200,
-    ) -> Sequence[Candidate]:
-        """Jobs with a shard to claim, best first: those passed over too often, then priority, then age.
-
-        ``models`` are those the caller holds; ``only`` narrows the look to one job.
-        """
-        claimable = exists().where(
-            Shard.job_id == Job.id,
-            Shard.status == ShardStatus.PENDING,
-            or_(Shard.not_before.is_(None), Shard.not_before <= self._now()),
-        )
-        held = [Job.model.is_not_distinct_from(name) & Job.model_digest.is_not_distinct_from(d) for name, d in models]
-        query = (
-            select(Job.id, Job.kind, Job.model, Job.model_digest, Job.priority, Job.passed_over, Job.created_at)
-            .where(*self._running(kinds), or_(false(), *held), claimable)
-            .order_by((Job.passed_over >= STARVATION_BOUND).desc(), Job.priority.desc(), Job.created_at, Job.id)
-            .limit(limit)
-        )
-        if only is not None:
-            query = query.where(Job.id == only)
-        return [Candidate(*row) for row in self._session.execute(query)]
-
-    @staticmethod
-    def _running(kinds: Collection[str]) -> tuple[ColumnElement[bool], ...]:
-        return (
-            Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
-            Job.kind.in_(kinds),
-            Job.paused.is_(False),
-            ~queue_is_paused(),
-        )
-
-    def count_claim(self, chosen: str, passed_over: Collection[str]) -> None:
-        """Remember who was passed over, so that nothing starves. Rows are locked in the order of their ids."""
-        ids = sorted({chosen, *passed_over})
-        self._session.execute(select(Job.id).where(Job.id.in_(ids)).order_by(Job.id).with_for_update())
-        count = case((Job.id == chosen, 0), else_=Job.passed_over + 1)
-        self._changed(update(Job).where(Job.id.in_(ids)).values(passed_over=count))
-
     # --- what reconcile looks for ---
 
     def in_status(self, status: JobStatus, *, after: str = "", limit: int = 100) -> Sequence[JobView]:
@@ -331,7 +274,9 @@ class JobRepository(Repository):
         return self._session.scalar(select(Job.id).where(*self._overdue(), Job.id == job_id)) is not None
 
     def _overdue(self) -> tuple[ColumnElement[bool], ...]:
-        return Job.status.in_(SOURCES[JobStatus.CANCELLING]), Job.expires_at <= self._now()
+        # Spelled out in the statement: the index over deadlines holds these statuses only.
+        statuses = bindparam("open", sorted(SOURCES[JobStatus.CANCELLING]), expanding=True, literal_execute=True)
+        return Job.status.in_(statuses), Job.expires_at <= self._now()
 
 
 def _outcome(outcome: Outcome, code: str | None, message: str | None) -> dict[str, Any]:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import SQLColumnExpression, case, func, literal, or_, select, update
 
-from pipeline.db.models import ItemErrorRow, Job, Shard
+from pipeline.db.models import FailedAttempt, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import ERROR_CODE_CHARS, Repository, clip, to_value, utc_now
+from pipeline.db.repository.pauses import queue_is_paused, worker_is_paused
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
-from pipeline.db.values import ItemFailure, ShardLease, ShardView
-from pipeline.errors import LeaseLost
+from pipeline.db.suspicion import Suspicion
+from pipeline.db.values import AttemptFailure, ItemFailure, ShardLease, ShardView
+from pipeline.errors import ChildDied, EngineFailed, LeaseLost
+
+#: The columns of a :class:`ShardView`, in its order: a claim reads them without making an ORM row.
+SHARD_COLUMNS = tuple(field.name for field in fields(ShardView))
+
+#: What a shard that has ended says of suspects.
+NO_SUSPICION = Suspicion().columns()
 
 
 class ShardRepository(Repository):
@@ -48,12 +57,19 @@ class ShardRepository(Repository):
     # --- the lease ---
 
     def claim(self, job_id: str, owner: str) -> ShardLease | None:
-        """Lease the job's first pending shard that is due; None when there is none, or the job does not run.
+        """Lease the job's first pending shard that is due; None when there is none, or the job does not run: it ends,
+        or it, its queue or the ``owner`` is paused.
 
         One winner each: the row is locked (PostgreSQL, skipping what others hold) or the database is (SQLite).
         """
-        runs = Job.id == job_id, Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)), Job.paused.is_(False)
-        due = or_(Shard.not_before.is_(None), Shard.not_before <= self._now())
+        runs = (
+            Job.id == job_id,
+            Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
+            Job.paused.is_(False),
+            ~queue_is_paused(),
+            ~worker_is_paused(owner),
+        )
+        due = or_(Shard.not_before.is_(None), Shard.not_before <= self._clock())
         first = (
             select(Shard.id)
             .join(Job, Job.id == Shard.job_id)
@@ -62,12 +78,9 @@ class ShardRepository(Repository):
             .limit(1)
             .with_for_update(of=Shard, skip_locked=True)
         )
-        shard_id = self._session.scalar(first)
-        if shard_id is None:
-            return None
         statement = (
             update(Shard)
-            .where(Shard.id == shard_id, Shard.status == ShardStatus.PENDING)
+            .where(Shard.id == first.correlate(None).scalar_subquery(), Shard.status == ShardStatus.PENDING)
             .values(
                 status=ShardStatus.LEASED,
                 lease_owner=owner,
@@ -76,19 +89,25 @@ class ShardRepository(Repository):
                 claimed_at=func.coalesce(Shard.claimed_at, utc_now()),
                 not_before=None,
             )
-            .returning(Shard)
-            .execution_options(populate_existing=True)
+            .returning(*(getattr(Shard, name) for name in SHARD_COLUMNS))
+            .execution_options(synchronize_session=False)
         )
-        row = self._session.scalar(statement)
-        return None if row is None else ShardLease(to_value(row, ShardView), owner)
+        row = self._session.execute(statement).one_or_none()
+        return None if row is None else ShardLease(ShardView(*row), owner)
 
     def renew(self, lease: ShardLease) -> None:
         """Move the counter; raises LeaseLost."""
         self._guarded(lease, lease_renewals=Shard.lease_renewals + 1)
 
-    def set_in_flight(self, lease: ShardLease, items: str) -> None:
-        """Write down what is about to be fed, before it is (law 5)."""
-        self._guarded(lease, in_flight=items)
+    def suspect(self, lease: ShardLease, suspicion: Suspicion) -> None:
+        """Write down what is about to be fed, before it is, and who is on trial (law 5); moves the counter."""
+        self._guarded(lease, lease_renewals=Shard.lease_renewals + 1, **suspicion.columns())
+
+    def crashed_ids(self, shard_id: int) -> frozenset[str]:
+        """Items of a shard that ended as ``engine_crashed`` or ``engine_failed``: no child may see them again."""
+        condemned = ItemErrorRow.code.in_((ChildDied.code, EngineFailed.code))
+        query = select(ItemErrorRow.custom_id).where(ItemErrorRow.shard_id == shard_id, condemned)
+        return frozenset(self._session.scalars(query))
 
     def count_part(self, lease: ShardLease, *, succeeded: int, errored: int) -> None:
         """Move the counts of shard and job; part of the transaction that inserts the part's row."""
@@ -120,25 +139,40 @@ class ShardRepository(Repository):
         remaining = self._end(lease, ShardStatus.CANCELLED)
         self._settle(lease.shard.job_id, remaining)
 
-    def fail(self, lease: ShardLease, reason: str, unanswered: Sequence[ItemFailure]) -> None:
+    def fail(self, lease: ShardLease, reason: str, unanswered: Sequence[ItemFailure], *, code: str) -> None:
         """Give the shard up: what is not registered errs, each with its row."""
         remaining = self._end(lease, ShardStatus.FAILED, last_error=clip(reason))
+        self._add_failure(lease.shard, lease.owner, code, reason)
         if remaining != len(unanswered):
             raise AssertionError(f"shard {lease.shard_id}: {remaining} unanswered items, {len(unanswered)} named")
         self.add_errors(lease, unanswered)
         self._move_counts(lease.shard.job_id, "errored", remaining)
 
     def give_back(
-        self, lease: ShardLease, reason: str | None, *, delay_s: float = 0.0, child_died: bool = False
+        self,
+        lease: ShardLease,
+        failure: AttemptFailure | None = None,
+        *,
+        delay_s: float = 0.0,
+        suspicion: Suspicion | None = None,
     ) -> None:
-        """Return the shard to ``pending``; after ``delay_s`` it may be claimed again."""
-        values: dict[str, Any] = {"status": ShardStatus.PENDING, "lease_owner": None}
-        if reason is not None:
-            values["last_error"] = clip(reason)
+        """Return the shard to ``pending``; after ``delay_s`` it may be claimed again.
+
+        Without a ``failure`` (a drained worker, a pause) no attempt is counted, and none where the surroundings failed.
+        ``suspicion`` says who is on trial from now on; otherwise that stays as it is.
+        """
+        values: dict[str, Any] = {"status": ShardStatus.PENDING, "lease_owner": None, "in_flight": None}
+        if suspicion is not None:
+            values |= suspicion.columns()
+        if failure is not None:
+            values["last_error"] = clip(failure.reason)
             values["not_before"] = self._now() + timedelta(seconds=delay_s)
-        else:
-            values["attempts"] = Shard.attempts - 1  # a drained worker is no failed attempt
-        if child_died:
+            self._add_failure(lease.shard, lease.owner, failure.code, failure.reason)
+        if failure is None or failure.is_environment:
+            values["attempts"] = Shard.attempts - 1
+        if failure is not None and failure.is_environment:
+            values["waits"] = Shard.waits + 1
+        if failure is not None and failure.child_died:
             values["child_deaths"] = Shard.child_deaths + 1
         self._guarded(lease, lease_token=Shard.lease_token + 1, **values)
 
@@ -158,9 +192,13 @@ class ShardRepository(Repository):
                 lease_token=Shard.lease_token + 1,
                 lost_leases=Shard.lost_leases + 1,
                 last_error=clip(reason),
+                **Suspicion.of(seen).after_loss(seen.lost_leases + 1).columns(),
             )
         )
-        return self._changed(statement) == 1
+        taken = self._changed(statement) == 1
+        if taken:
+            self._add_failure(seen, seen.lease_owner, LeaseLost.code, reason)
+        return taken
 
     def cancel_pending(self, job_id: str) -> int:
         """End the pending shards of a job that has an outcome; how many there were.
@@ -200,6 +238,20 @@ class ShardRepository(Repository):
 
     # --- inside ---
 
+    def _add_failure(self, shard: ShardView, worker: str | None, code: str, reason: str) -> None:
+        """Keep why an attempt did not end well; part of the transaction that ends it."""
+        self._session.add(
+            FailedAttempt(
+                job_id=shard.job_id,
+                shard_id=shard.id,
+                token=shard.lease_token,
+                worker_id=worker,
+                code=clip(code)[:ERROR_CODE_CHARS],
+                reason=clip(reason),
+                at=utc_now(),
+            )
+        )
+
     def _guarded(self, lease: ShardLease, **values: Any) -> None:
         statement = update(Shard).where(
             Shard.id == lease.shard_id, Shard.status == ShardStatus.LEASED, Shard.lease_token == lease.token
@@ -208,7 +260,7 @@ class ShardRepository(Repository):
             raise LeaseLost(f"shard {lease.shard.ordinal} of {lease.shard.job_id} was taken by another worker")
 
     def _end(self, lease: ShardLease, status: ShardStatus, **values: Any) -> int:
-        self._guarded(lease, status=status, finished_at=utc_now(), lease_owner=None, in_flight=None, **values)
+        self._guarded(lease, status=status, finished_at=utc_now(), lease_owner=None, **NO_SUSPICION, **values)
         self._changed(update(Job).where(Job.id == lease.shard.job_id).values(shards_open=Job.shards_open - 1))
         row = self._session.execute(
             select(Shard.item_count - Shard.succeeded - Shard.errored).where(Shard.id == lease.shard_id)
