@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.errors import ConfigError
+from pipeline.secrecy import mask_secrets, remember_secrets
 
 #: Prefix of every environment variable that is a setting.
 ENV_PREFIX = "PIPELINE_"
@@ -63,6 +63,12 @@ class Settings(BaseModel):
     queues: Words = Field(default=ALL_QUEUES, description="queues a worker serves")
     slots: int = Field(default=1, ge=1, le=64, description="shards a worker runs at the same time, one child each")
     models: dict[str, str] = Field(default_factory=dict, description="names for model folders: `name: folder`")
+    model_roots: Words | None = Field(
+        default=None,
+        description="folders that a job may name models in by their path; see [security](security.md#models)",
+    )
+    trusted_models: Words = Field(default=(), description="models, by the names jobs use, whose own code may run")
+    keep_awake: bool = Field(default=True, description="a Mac with a shard to work on does not go to sleep by itself")
 
     lease_s: float = Field(default=20.0, gt=0, description="a lease whose counter stands still this long is stale")
     renew_s: float = Field(default=5.0, gt=0, description="how often a lease is renewed; at most a third of `lease_s`")
@@ -161,12 +167,8 @@ def load_settings(config: Path | None = None, environ: Mapping[str, str] | None 
         ]
         place = origins.get(key) or (given[0] if given else None)
         raise ConfigError(f"{key}: {text}" if key else text, place=place, hint="see docs/configuration.md") from None
+    remember_secrets((settings.database_url, settings.broker_url, settings.store_url), environ)
     return LoadedSettings(settings, origins)
-
-
-def mask_secrets(text: str) -> str:
-    """Hide the password in anything that looks like a URL."""
-    return re.sub(r"(?P<head>[a-z][a-z0-9+.-]*://[^/\s:@]*):[^@/\s]+@", r"\g<head>:***@", text)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -174,8 +176,13 @@ def _read_file(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("no such file", place=str(path)) from None
+    except yaml.MarkedYAMLError as error:  # its text quotes the line, which may hold a password
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(
+            f"cannot be read: {mask_secrets(error.problem or 'no YAML')}{line}", place=str(path)
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot be read: {error}", place=str(path)) from None
+        raise ConfigError(f"cannot be read: {mask_secrets(str(error))}", place=str(path)) from None
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ import click
 from pipeline.config import Settings, load_settings
 from pipeline.errors import ExitCode, PipelineError
 from pipeline.failpoints import arm
+from pipeline.secrecy import mask_secrets
 from workers.logs import configure_logging
 
 
@@ -35,6 +38,7 @@ def serve(settings: Settings, queues: str | None, slots: int | None, job_id: str
     """Run a worker."""
     from workers.bootstrap import WorkerProcess
 
+    os.umask(0o077)  # whatever a library writes for us, others do not read
     changes = {"queues": queues, "slots": slots}
     given = {name: value for name, value in changes.items() if value is not None}
     if given:
@@ -96,24 +100,28 @@ def run() -> int:
         main(standalone_mode=False)
     except PipelineError as error:
         if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"error: {error}\n")
+            _say(traceback.format_exc())
+        _say(f"error: {error}\n")
         if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
+            _say(f"hint: {error.hint}\n")
         return int(error.exit_code)
     except click.ClickException as error:
         error.show()
         return int(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last seam
         if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"error: unexpected {type(error).__name__}: {error}; --debug shows where\n")
+            _say(traceback.format_exc())
+        _say(f"error: unexpected {type(error).__name__}: {error}; --debug shows where\n")
         return int(ExitCode.INTERNAL)
     finally:
         logging.shutdown()
     return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(mask_secrets(text))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from pipeline.errors import NotFound, TransientError
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.service import WorkerService
 from workers.consumer import DoorbellConsumer
+from workers.power import PowerAssertion
+from workers.process import kill_children
 from workers.roles import Role
 from workers.supervisor import Supervisor
 
@@ -33,6 +35,8 @@ class WorkerProcess:
         self.role = Role.of(settings)
         self._deployment = Deployment.open(settings)
         self._stop = threading.Event()
+        self._closed = threading.Event()
+        self._power = PowerAssertion(enabled=settings.keep_awake)
         self.service = WorkerService(
             self._deployment,
             [Supervisor(settings) for _ in range(self.role.slots)],
@@ -41,6 +45,7 @@ class WorkerProcess:
             device=self.role.device,
             memory_bytes=self.role.memory_bytes,
             only_job=only_job,
+            awake=self._power.hold,
         )
         self._ticker = threading.Thread(target=self._tick, name="tick", daemon=True)
         self._slots = [
@@ -90,10 +95,12 @@ class WorkerProcess:
                 wait()
         finally:
             self._stop.set()
-            self._ticker.join()
             self.service.close()
+            self._closed.set()
+            self._ticker.join()
             for thread in self._slots:
                 thread.join(timeout=1.0)
+            self._power.close()
             self._deployment.close()
             log.info("worker_stopped", extra={"worker": self.role.worker_id})
 
@@ -103,14 +110,15 @@ class WorkerProcess:
         self._stop.set()
 
     def _tick(self) -> None:
-        while not self._stop.is_set():
+        """Also while the service drains: what does not beat would be taken for dead."""
+        while not self._closed.is_set():
             started = time.monotonic()
             self.service.tick()
-            self._stop.wait(max(0.05, self._settings.reconcile_s - (time.monotonic() - started)))
+            self._closed.wait(max(0.05, self._settings.reconcile_s - (time.monotonic() - started)))
 
 
 class Signals:
-    """SIGTERM and SIGINT drain; a second one leaves at once, and what was leased is taken back by others."""
+    """SIGTERM and SIGINT drain; a second one kills the engines and leaves now, and others take back what was leased."""
 
     def __init__(self, drain: Callable[[], None]) -> None:
         self._drain = drain
@@ -126,6 +134,8 @@ class Signals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._asked:
+            # No lock, no log, no clean-up: this thread may hold anything, and whoever asks twice does not want to wait.
+            kill_children()
             os._exit(128 + number)
         self._asked = True
         # Not here: a handler runs on the main thread, between any two steps, and may find a lock taken.

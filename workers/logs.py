@@ -1,9 +1,11 @@
-"""One line per event on stderr: time, level, event, fields. Constant event names, data in fields."""
+"""One line per event on stderr: time, level, event, fields. Constant event names, data in fields, passwords masked."""
 
 from __future__ import annotations
 
 import logging
 import sys
+
+from pipeline.secrecy import mask_secrets
 
 #: Attributes every record has; the rest are an event's fields.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -18,7 +20,7 @@ class FieldFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
         text = super().format(record)
-        return f"{text} {fields}" if fields else text
+        return mask_secrets(f"{text} {fields}" if fields else text)
 
 
 def configure_logging(level: str, *, debug: bool = False) -> None:

@@ -18,6 +18,7 @@ from pipeline.config import Settings
 from pipeline.errors import ChildDied, PipelineError, TransientError
 from pipeline.formats.messages import WireError, load_message, parse_event, parse_loaded, run_message
 from pipeline.ports import EngineInfo, EngineRequest, JsonObject, Progress, WorkItem
+from pipeline.secrecy import without_secrets
 from workers.blas import blas_environment
 from workers.process import ChildProcess, StreamEnd
 from workers.run import ChildRun, Gauge
@@ -210,7 +211,10 @@ class Supervisor:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """A child's environment: what ``environ`` sets stays, only the BLAS goes in front of what it preloads."""
+    """A child's environment: what ``environ`` sets stays, but for passwords and keys, which an engine has no use for.
+
+    Only the BLAS goes in front of what it preloads.
+    """
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # so that the last lines of a crash say where it was
@@ -218,4 +222,4 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
     if sys.platform == "linux":
         defaults["MLX_DISABLE_COMPILE"] = "1"  # no g++ at first use; gains nothing on a CPU
-    return {**defaults, **environ, **blas_environment(environ)}
+    return {**defaults, **without_secrets(environ), **blas_environment(environ)}

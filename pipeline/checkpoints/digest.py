@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.checkpoints.files import model_files
 from pipeline.config import Settings
+from pipeline.private import make_private_folder, private_opener
 
 _CHUNK_BYTES = 1 << 22
 
@@ -61,7 +62,8 @@ def _read_cache(file: Path | None) -> dict[str, str]:
 
 def _write_cache(file: Path, cache: dict[str, str]) -> None:
     """Two writers at once: the last wins, and the other's files are hashed again some day."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(file.parent)
     beside = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
-    beside.write_text(json.dumps(cache, indent=0, sort_keys=True), encoding="utf-8")
+    with open(beside, "w", encoding="utf-8", opener=private_opener) as stream:
+        json.dump(cache, stream, indent=0, sort_keys=True)
     os.replace(beside, file)

@@ -44,6 +44,8 @@ def model_files(path: Path) -> list[Path]:
         raise ModelNotFound(f"{path} holds no config.json, so it is no checkpoint", hint=hint)
     files = [file for file in path.iterdir() if file.name in _NAMES or file.suffix == ".safetensors"]
     files += (path / "additional_chat_templates").glob("*.jinja")
+    if _names_code(path):
+        files += path.glob("*.py")
     for folder in module_folders(path):
         files += (file for file in folder.iterdir() if file.name == "config.json" or file.suffix == ".safetensors")
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.relative_to(path).as_posix())
@@ -52,6 +54,12 @@ def model_files(path: Path) -> list[Path]:
         found = f"only {pickled[0]}, which can run code when it is read" if pickled else "none"
         raise ModelUnsupported(f"{path} must hold its weights as safetensors; it holds {found}")
     return files
+
+
+def _names_code(path: Path) -> bool:
+    """Whether code beside the weights may take part in what the model computes."""
+    config, tokenizer = (read_json(path / name, default={}) for name in ("config.json", "tokenizer_config.json"))
+    return any(isinstance(one, dict) and (one.get("model_file") or one.get("auto_map")) for one in (config, tokenizer))
 
 
 def module_folders(path: Path) -> list[Path]:

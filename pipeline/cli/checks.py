@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pipeline.cli.context import Context
 from pipeline.cli.finding import Finding, Level
 from pipeline.cli.host_checks import check_engine, check_openmp, check_python, check_space, check_versions
 from pipeline.cli.output import count_of
+from pipeline.cli.power_checks import check_power
 from pipeline.errors import PipelineError
+from pipeline.private import find_exposed
+from pipeline.secrecy import mask_secrets
 
 
 def run_checks(context: Context) -> Iterator[Finding]:
@@ -22,6 +28,8 @@ def run_checks(context: Context) -> Iterator[Finding]:
         check_workers,
         check_engine,
         check_models,
+        check_power,
+        check_privacy,
         check_versions,
         check_openmp,
         check_space,
@@ -31,9 +39,16 @@ def run_checks(context: Context) -> Iterator[Finding]:
 
 def _guarded(check: Callable[[Context], Iterator[Finding]], context: Context) -> Iterator[Finding]:
     try:
-        yield from check(context)
+        for finding in check(context):
+            yield _masked(finding)
     except PipelineError as error:
-        yield Finding(check.__name__.removeprefix("check_"), Level.FAIL, str(error), error.hint)
+        yield _masked(Finding(check.__name__.removeprefix("check_"), Level.FAIL, str(error), error.hint))
+
+
+def _masked(finding: Finding) -> Finding:
+    """What a library says may quote what it was given."""
+    hint = None if finding.hint is None else mask_secrets(finding.hint)
+    return replace(finding, text=mask_secrets(finding.text), hint=hint)
 
 
 def check_settings(context: Context) -> Iterator[Finding]:
@@ -42,13 +57,12 @@ def check_settings(context: Context) -> Iterator[Finding]:
 
 
 def check_database(context: Context) -> Iterator[Finding]:
-    from pipeline.config import mask_secrets
     from pipeline.db import migrate
 
     url = context.settings.resolved_database_url
     with context.deployment():
         revision = migrate.current(url)
-    yield Finding("database", Level.OK, f"{mask_secrets(url)}, schema {revision}")
+    yield Finding("database", Level.OK, f"{url}, schema {revision}")
 
 
 def check_store(context: Context) -> Iterator[Finding]:
@@ -61,11 +75,10 @@ def check_store(context: Context) -> Iterator[Finding]:
 
 
 def check_broker(context: Context) -> Iterator[Finding]:
-    from pipeline.config import mask_secrets
 
     with context.deployment() as deployment:
         deployment.doorbell.check()
-    yield Finding("broker", Level.OK, f"{mask_secrets(context.settings.resolved_broker_url)} answers")
+    yield Finding("broker", Level.OK, f"{context.settings.resolved_broker_url} answers")
 
 
 def check_workers(context: Context) -> Iterator[Finding]:
@@ -77,6 +90,19 @@ def check_workers(context: Context) -> Iterator[Finding]:
         yield Finding("workers", Level.WARN, "none is live", "pipeline up")
     for worker in workers:
         yield Finding("worker", Level.OK, f"{worker.host} pid {worker.pid}: {','.join(worker.queues)}; {worker.device}")
+
+
+def check_privacy(context: Context) -> Iterator[Finding]:
+    """Folders that were there before us keep their mode; inputs and answers lie in them."""
+    settings = context.settings
+    paths = [settings.home_path, settings.home_path / "pipeline.db", settings.home_path / "logs"]
+    if settings.resolved_store_url.startswith("file:"):
+        paths.append(Path(unquote(urlsplit(settings.resolved_store_url).path)))
+    exposed = list(find_exposed(paths))
+    for path, mode in exposed:
+        yield Finding("privacy", Level.WARN, f"others may look into {path} (mode {mode:o})", f"chmod go-rwx {path}")
+    if not exposed:
+        yield Finding("privacy", Level.OK, "home and store are this user's alone")
 
 
 def check_models(context: Context) -> Iterator[Finding]:

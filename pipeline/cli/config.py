@@ -33,7 +33,7 @@ def show(context: Context, as_json: bool) -> None:
       pipeline config show
       PIPELINE_SLOTS=2 pipeline --config pipeline.yaml config show --json
     """
-    from pipeline.config import mask_secrets
+    from pipeline.secrecy import mask_secrets
 
     values: dict[str, dict[str, Any]] = {}
     for name, value in context.settings.model_dump(mode="json").items():

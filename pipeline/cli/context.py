@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.secrecy import mask_secrets
+
 if TYPE_CHECKING:
     from pipeline.config import LoadedSettings, Settings
     from pipeline.jobs.deployment import Deployment
@@ -63,7 +65,7 @@ class _EventFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         data = " ".join(f"{key}={value}" for key, value in vars(record).items() if key not in self._OWN)
-        return f"{record.levelname.lower()}: {record.getMessage()} {data}".rstrip()
+        return mask_secrets(f"{record.levelname.lower()}: {record.getMessage()} {data}".rstrip())
 
 
 pass_context = click.make_pass_decorator(Context)

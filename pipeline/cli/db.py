@@ -24,10 +24,11 @@ def upgrade(context: Context, as_json: bool) -> None:
       PIPELINE_DATABASE_URL=postgresql+psycopg://user:secret@host/db pipeline db upgrade
     """
     from pipeline.db import migrate
+    from pipeline.private import make_private_folder
 
     url = context.settings.resolved_database_url
     if context.settings.is_embedded_database:
-        context.settings.home_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(context.settings.home_path)
     before = migrate.current(url)
     migrate.upgrade(url)
     after = migrate.current(url)
@@ -59,7 +60,7 @@ def check(context: Context, as_json: bool) -> None:
 
 
 def _print_revision(context: Context, revision: str | None, as_json: bool) -> None:
-    from pipeline.config import mask_secrets
+    from pipeline.secrecy import mask_secrets
 
     if as_json:
         print_json({"revision": revision, "database": mask_secrets(context.settings.resolved_database_url)})

@@ -40,7 +40,7 @@ def run_guarded(command: Callable[[], object], context: Context) -> int:
         return _show_usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last seam: what nobody expected becomes one line and a code
         if context.debug:
-            traceback.print_exc()
+            talk(traceback.format_exc().rstrip())
         return _show_expected(error) if isinstance(error, PipelineError) else _show_unexpected(error, context)
 
 

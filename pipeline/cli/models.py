@@ -63,7 +63,7 @@ def inspect(context: Context, model: str, digest: bool, as_json: bool) -> None:
     from pipeline.checkpoints import describe, resolve
     from pipeline.checkpoints import digest as digest_files
 
-    path = resolve(model, context.settings)
+    path = resolve(model, context.settings, confined=False)
     facts: dict[str, Any] = {"name": model, **asdict(describe(path))}
     if digest:
         facts["digest"] = digest_files(path, context.settings)

@@ -12,13 +12,15 @@ from typing import Any
 
 import click
 
+from pipeline.secrecy import mask_secrets
+
 #: The option every command has.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 
 
 def talk(text: str = "") -> None:
-    """Say something to the person; never data."""
-    click.echo(text, err=True)
+    """Say something to the person, passwords masked; never data."""
+    click.echo(mask_secrets(text), err=True)
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:

@@ -18,6 +18,7 @@ from pipeline.cli.subprocesses import WorkerFailed, worker_command, worker_envir
 from pipeline.cli.watch import follow
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.status import exit_code
+from pipeline.private import make_private_folder, private_opener
 from pipeline.specs import JobKind
 
 #: Seconds that a worker whose job has ended may take to go.
@@ -64,9 +65,9 @@ _command(JobKind.RERANK, "Score documents, here and now.", "pipeline run rerank 
 def _local_worker(context: Context, deployment: Deployment, job_id: str) -> Iterator[Callable[[], None]]:
     """A worker process for one job, its log in a file. Yields a check that raises WorkerFailed once it died."""
     log = deployment.settings.home_path / "logs" / f"{job_id}.log"
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(log.parent)
     command = worker_command(context, "serve", "--until", job_id)
-    with log.open("wb") as stream:
+    with open(log, "wb", opener=private_opener) as stream:
         # A session of its own: Ctrl-C reaches this process, which then ends the worker in order.
         process = subprocess.Popen(
             command,

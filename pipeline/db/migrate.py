@@ -22,9 +22,10 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from pipeline.config import mask_secrets
 from pipeline.db import models
 from pipeline.errors import ConfigError, DatabaseUnavailable, SchemaOutdated
+from pipeline.private import make_private_file, make_private_folder, private_opener
+from pipeline.secrecy import mask_secrets
 
 #: Key of PostgreSQL's advisory lock that an upgrade holds: any number, as long as it is always this one.
 _ADVISORY_LOCK = 7_268_114
@@ -134,10 +135,11 @@ def _exclusive(database_url: str) -> Iterator[Connection]:
             connection.execute(text(f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'"))
             yield connection
         return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     # The switch to WAL knows no waiting, so SQLite's own locks do not do for the first moment of a database.
-    with path.with_name(path.name + ".upgrade-lock").open("w") as lock:
+    with open(path.with_name(path.name + ".upgrade-lock"), "w", opener=private_opener) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        make_private_file(path)  # its journals get the mode that it has
         with _connect(database_url) as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             connection.rollback()

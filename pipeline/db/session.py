@@ -16,16 +16,19 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from pipeline.config import mask_secrets
+from pipeline.db.repository.claims import ClaimRepository
 from pipeline.db.repository.indexes import IndexRepository
 from pipeline.db.repository.jobs import JobRepository
 from pipeline.db.repository.metrics import MetricRepository
 from pipeline.db.repository.parts import PartRepository
 from pipeline.db.repository.pauses import PauseRepository
+from pipeline.db.repository.retention import RetentionRepository
 from pipeline.db.repository.shards import ShardRepository
 from pipeline.db.repository.vectors import VectorRepository
 from pipeline.db.repository.workers import WorkerRepository
 from pipeline.errors import AlreadyExists, ConfigError, DatabaseUnavailable
+from pipeline.private import make_private_folder
+from pipeline.secrecy import mask_secrets
 
 #: How long a SQLite connection waits for another process's short transaction, in milliseconds.
 BUSY_TIMEOUT_MS = 60_000
@@ -47,6 +50,7 @@ class UnitOfWork:
 
     def __init__(self, session: Session) -> None:
         self.jobs = JobRepository(session)
+        self.claims = ClaimRepository(session)
         self.shards = ShardRepository(session)
         self.parts = PartRepository(session)
         self.pauses = PauseRepository(session)
@@ -54,6 +58,7 @@ class UnitOfWork:
         self.indexes = IndexRepository(session)
         self.workers = WorkerRepository(session)
         self.metrics = MetricRepository(session)
+        self.retention = RetentionRepository(session)
 
 
 class Database:
@@ -64,7 +69,7 @@ class Database:
         try:
             parsed = make_url(url)
             if parsed.get_backend_name() == "sqlite" and parsed.database:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_private_folder(Path(parsed.database).parent)
             self.engine = _make_engine(url)
         except (ArgumentError, NoSuchModuleError) as error:
             raise ConfigError(f"database_url {mask_secrets(url)!r} cannot be used: {error}") from error

@@ -12,6 +12,7 @@ from pipeline.db import migrate
 from pipeline.db.session import Database
 from pipeline.errors import AlreadyExists, ArtifactMissing, ConfigError
 from pipeline.jobs.dispatch import Doorbell
+from pipeline.private import make_private_folder
 from pipeline.store import layout
 from pipeline.store.artifacts import ArtifactStore
 
@@ -61,7 +62,7 @@ def _make_home(settings: Settings) -> None:
     """Raises ConfigError for a home that is no folder of ours to write in."""
     home = settings.home_path
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(home)
     except OSError as error:
         raise ConfigError(f"home {home} cannot be made: {error.strerror}", hint=_HOME_HINT) from error
     if not os.access(home, os.W_OK | os.X_OK):

@@ -20,6 +20,8 @@ from typing import Any
 from kombu.transport import TRANSPORT_ALIASES, filesystem, virtual
 from kombu.utils.json import dumps, loads
 
+from pipeline.private import make_private_folder, private_opener
+
 log = logging.getLogger(__name__)
 
 
@@ -58,7 +60,7 @@ class Channel(filesystem.Channel):
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         bound = filesystem.exchange_queue_t(routing_key or "", pattern or "", queue or "")
-        self.control_folder.mkdir(exist_ok=True)
+        make_private_folder(self.control_folder)
         with _locked(self.control_folder / ".lock"):
             table = self.get_table(exchange)
             if bound not in table:
@@ -93,12 +95,13 @@ def _parse(data: bytes) -> dict[str, Any] | None:
 
 def _write_whole(target: Path, text: str) -> None:
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    beside.write_text(text)
+    with open(beside, "w", opener=private_opener) as stream:
+        stream.write(text)
     beside.rename(target)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
+    with open(path, "w", opener=private_opener) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -15,6 +15,7 @@ from pipeline.failpoints import fail_point
 from pipeline.index.manifest import BuildRequest, BuildResult, VectorSource, make_id_runs
 from pipeline.jobs.deployment import Deployment
 from pipeline.ports import Answer, WorkItem
+from pipeline.private import make_private_folder
 from pipeline.specs import IndexSpec
 from pipeline.store import layout
 
@@ -46,7 +47,7 @@ class IndexBuild:
             raise NoVectors(f"{', '.join(spec.sources)} have vectors in {len(spaces)} spaces; an index needs one")
         space = spaces[0]
         scratch = deployment.settings.home_path / "scratch"
-        scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(scratch)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
             sources = tuple(

@@ -11,10 +11,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_config, load_model, load_tokenizer
 
-from pipeline.errors import ModelNotFound, ModelUnsupported
+from pipeline.errors import ModelNotFound, ModelNotTrusted, ModelUnsupported
 from workers.engines.platform import is_metal
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+_TRUST_HINT = "read its .py files, then add the model's name to `trusted_models` in the settings of each worker"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -38,23 +39,26 @@ class LanguageModel:
     context_length: int | None
 
 
-def load_language_model(path: Path, dtype: str = "auto") -> LanguageModel:
-    """Load a checkpoint of a family that mlx-lm knows; the checkpoint's own code never runs.
+def load_language_model(path: Path, dtype: str = "auto", *, trust_code: bool = False) -> LanguageModel:
+    """Load a checkpoint of a family that mlx-lm knows; the checkpoint's own code runs with ``trust_code`` only.
 
     ``auto`` is the checkpoint's own type on Metal. On a CPU it is float32, with packed weights unpacked: the other
     types are several times slower there.
 
     Raises:
         ModelNotFound: the folder or one of its files is missing.
-        ModelUnsupported: no family of that name, weights that do not fit it, or code of its own.
+        ModelUnsupported: no family of that name, or weights that do not fit it.
+        ModelNotTrusted: it cannot be loaded without running code of its own.
     """
     config = _read_config(path)
     if not any(path.glob("model*.safetensors")):
         raise ModelNotFound(f"{path} has no weights (model*.safetensors)")
+    if "model_file" in config and not trust_code:
+        raise ModelNotTrusted(f"{path.name} brings its own code", hint=_TRUST_HINT)
     try:
-        model, config = load_model(path, lazy=True, trust_remote_code=False)
+        model, config = load_model(path, lazy=True, trust_remote_code=trust_code)
     except ValueError as error:
-        raise ModelUnsupported(f"{path.name}: {_first_line(error)}", hint=_hint(config)) from error
+        raise ModelUnsupported(f"{path.name}: {_first_line(error)}") from error
     except (KeyError, TypeError) as error:
         raise ModelUnsupported(f"{path.name}: config.json does not fit {config['model_type']}: {error}") from error
 
@@ -68,7 +72,7 @@ def load_language_model(path: Path, dtype: str = "auto") -> LanguageModel:
     mx.eval(model.parameters())
     return LanguageModel(
         model=model,
-        tokenizer=_load_tokenizer(path, config),
+        tokenizer=_load_tokenizer(path, config, trust_code),
         config=config,
         dtype=_computing_dtype(model),
         quantization=quantization,
@@ -102,15 +106,17 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _load_tokenizer(path: Path, config: dict[str, Any]) -> TokenizerWrapper:
+def _load_tokenizer(path: Path, config: dict[str, Any], trust_code: bool) -> TokenizerWrapper:
     if not (path / "tokenizer.json").is_file() and not (path / "tokenizer_config.json").is_file():
         raise ModelNotFound(f"{path} has no tokenizer")
     try:
         load: Any = load_tokenizer  # has no types
         return cast(
-            TokenizerWrapper, load(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+            TokenizerWrapper, load(path, {"trust_remote_code": trust_code}, eos_token_ids=config.get("eos_token_id"))
         )
     except Exception as error:  # transformers and the Rust side raise many kinds
+        if "trust_remote_code" in str(error):
+            raise ModelNotTrusted(f"the tokenizer of {path.name} is code of its own", hint=_TRUST_HINT) from error
         raise ModelUnsupported(f"the tokenizer cannot be read: {_first_line(error)}", place=str(path)) from error
 
 
@@ -122,12 +128,6 @@ def _computing_dtype(model: Any) -> str:
             name = str(parameter.dtype).removeprefix("mlx.core.")
             sizes[name] = sizes.get(name, 0) + parameter.size
     return max(sizes, key=lambda name: sizes[name])
-
-
-def _hint(config: dict[str, Any]) -> str | None:
-    if "model_file" in config:
-        return "checkpoints that bring their own code are not run"
-    return None
 
 
 def _first_line(error: Exception) -> str:

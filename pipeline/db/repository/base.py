@@ -6,13 +6,14 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Executable
 
-from pipeline.db.base import Base
+from pipeline.db.base import Base, UtcDateTime
+from pipeline.secrecy import mask_secrets
 
 
 class _Dataclass(Protocol):
@@ -35,8 +36,8 @@ def utc_now() -> datetime:
 
 
 def clip(text: str) -> str:
-    """An error's text as a row can hold it: bounded, and without the NUL that PostgreSQL refuses."""
-    return text.replace("\x00", "\N{SYMBOL FOR NULL}")[:ERROR_CHARS]
+    """An error's text as a row can hold it: bounded, without passwords, and without the NUL that PostgreSQL refuses."""
+    return mask_secrets(text).replace("\x00", "\N{SYMBOL FOR NULL}")[:ERROR_CHARS]
 
 
 def to_value(row: Base, kind: type[V]) -> V:
@@ -57,6 +58,12 @@ class Repository:
             assert isinstance(now, datetime)
             return now
         return utc_now()
+
+    def _clock(self) -> ColumnElement[datetime]:
+        """The same inside a statement: no question of its own, and one value for the planner."""
+        if self._session.get_bind().dialect.name == "postgresql":
+            return func.statement_timestamp(type_=UtcDateTime())
+        return literal(utc_now(), UtcDateTime())
 
     def _insert_missing(self, table: type[Base], values: dict[str, Any]) -> None:
         """Insert a row unless one with its key is there, also when another process does the same at this moment."""
