@@ -86,6 +86,12 @@ class Conflict(PipelineError):
     exit_code = ExitCode.CONFLICT
 
 
+class NothingToRetry(Conflict):
+    """No item is left that could end otherwise."""
+
+    code = "nothing_to_retry"
+
+
 class AlreadyExists(Conflict):
     """A row with this key exists already."""
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import SQLColumnExpression, case, func, literal, or_, select, update
+from sqlalchemy import SQLColumnExpression, case, delete, func, literal, or_, select, update
 
 from pipeline.db.models import FailedAttempt, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import ERROR_CODE_CHARS, Repository, clip, to_value, utc_now
@@ -22,6 +22,9 @@ SHARD_COLUMNS = tuple(field.name for field in fields(ShardView))
 
 #: What a shard that has ended says of suspects.
 NO_SUSPICION = Suspicion().columns()
+
+#: What the unanswered items of a failed shard end with.
+SHARD_FAILED = "shard_failed"
 
 
 class ShardRepository(Repository):
@@ -199,6 +202,46 @@ class ShardRepository(Repository):
         if taken:
             self._add_failure(seen, seen.lease_owner, LeaseLost.code, reason)
         return taken
+
+    def requeue(self, job_id: str, ordinal: int | None = None) -> dict[int, int]:
+        """Revive failed shards (or the one ``ordinal``) of a job that runs: {ordinal: items that wait again}.
+
+        Nothing changes, and nothing is returned, when none failed or the job ends. Rows are locked in the order shard,
+        then job, as everywhere: a job that is closed at the same moment either has no open shard, or has these.
+        """
+        failed = [Shard.job_id == job_id, Shard.status == ShardStatus.FAILED]
+        if ordinal is not None:
+            failed.append(Shard.ordinal == ordinal)
+        changes = {
+            "status": ShardStatus.PENDING,
+            "lease_token": Shard.lease_token + 1,
+            **dict.fromkeys(("attempts", "waits", "child_deaths", "lost_leases"), 0),
+            "not_before": None,
+            "finished_at": None,
+            **NO_SUSPICION,
+        }
+        remaining = Shard.item_count - Shard.succeeded - Shard.errored
+        with self._session.begin_nested() as savepoint:
+            rows = self._session.execute(
+                update(Shard).where(*failed).values(changes).returning(Shard.id, Shard.ordinal, remaining)
+            ).all()
+            items = sum(row[2] for row in rows)
+            runs = Job.id == job_id, Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)), Job.outcome.is_(None)
+            values = {
+                "shards_open": Job.shards_open + len(rows),
+                "errored": Job.errored - items,
+                "processing": Job.processing + items,
+            }
+            if not rows or self._changed(update(Job).where(*runs).values(values)) != 1:
+                savepoint.rollback()
+                return {}
+            for shard_id, place, unanswered in rows:
+                named = delete(ItemErrorRow).where(ItemErrorRow.shard_id == shard_id, ItemErrorRow.code == SHARD_FAILED)
+                if self._changed(named) != unanswered:
+                    raise AssertionError(
+                        f"shard {place} of {job_id}: not {unanswered} items were named as {SHARD_FAILED}"
+                    )
+        return {place: unanswered for _, place, unanswered in rows}
 
     def cancel_pending(self, job_id: str) -> int:
         """End the pending shards of a job that has an outcome; how many there were.
