@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +10,7 @@ from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView, Measurement, WorkerView
 from pipeline.errors import Conflict, ExitCode, NotFound
 from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.owners import is_here, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +72,10 @@ def live_workers(deployment: Deployment, queue: str | None = None) -> list[Worke
     """Workers that have not stopped, serving ``queue``; one of this host whose process is gone does not count."""
     with deployment.database.read() as uow:
         workers = uow.workers.live()
-    here = socket.gethostname()
     return [
         worker
         for worker in workers
-        if (queue is None or queue in worker.queues) and (worker.host != here or _runs(worker.pid))
+        if (queue is None or queue in worker.queues) and (not is_here(worker) or runs(worker.pid))
     ]
 
 
@@ -111,13 +109,3 @@ def exit_code(job: JobView) -> ExitCode:
             return ExitCode.JOB_EXPIRED
         case _:
             return ExitCode.ALL_ERRORED if describe_result(job) == "all_errored" else ExitCode.OK
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
