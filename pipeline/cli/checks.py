@@ -86,10 +86,18 @@ def check_workers(context: Context) -> Iterator[Finding]:
 
     with context.deployment() as deployment:
         workers = live_workers(deployment)
+        with deployment.database.read() as uow:
+            paused = sorted(uow.pauses.queues())
     if not workers:
         yield Finding("workers", Level.WARN, "none is live", "pipeline up")
     for worker in workers:
-        yield Finding("worker", Level.OK, f"{worker.host} pid {worker.pid}: {','.join(worker.queues)}; {worker.device}")
+        text = f"{worker.host} pid {worker.pid}: {','.join(worker.queues)}; {worker.device}"
+        if worker.paused:
+            yield Finding("worker", Level.WARN, f"{text}; paused", f"pipeline resume {worker.id[:12]}")
+        else:
+            yield Finding("worker", Level.OK, text)
+    for queue in paused:
+        yield Finding("queue", Level.WARN, f"{queue} is paused", f"pipeline resume {queue}")
 
 
 def check_privacy(context: Context) -> Iterator[Finding]:

@@ -38,10 +38,14 @@ def list_(context: Context, statuses: tuple[str, ...], limit: int, as_json: bool
         raise UsageError(f"{error}", hint=f"one of {', '.join(JobStatus)}") from None
     with context.deployment() as deployment:
         jobs = list_jobs(deployment, statuses=wanted, limit=limit)
+        with deployment.database.read() as uow:
+            paused = sorted(uow.pauses.queues())
     if as_json:
         print_json([as_document(job) for job in jobs])
         return
     print_table(_HEADINGS, [_row(job, describe_result(job)) for job in jobs])
+    for queue in paused:
+        talk(f"the queue {queue} is paused: pipeline resume {queue}")
     if len(jobs) == limit:
         talk(f"the {limit} newest; --limit shows more")
 
@@ -49,4 +53,12 @@ def list_(context: Context, statuses: tuple[str, ...], limit: int, as_json: bool
 def _row(job: JobView, result: str) -> tuple[str, ...]:
     took = show_seconds((job.ended_at - job.created_at).total_seconds()) if job.ended_at else "-"
     counts = (str(job.total), str(job.succeeded), str(job.errored))
-    return (job.id, job.kind, result, *counts, show_time(job.created_at), took, job.model or "-")
+    return (
+        job.id,
+        job.kind,
+        f"{result}, paused" if job.paused else result,
+        *counts,
+        show_time(job.created_at),
+        took,
+        job.model or "-",
+    )

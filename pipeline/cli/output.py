@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.secrecy import mask_secrets
+
+if TYPE_CHECKING:
+    from pipeline.db.values import JobView
 
 #: The option every command has.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
@@ -85,6 +88,10 @@ def show_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def show_job_status(job: JobView) -> str:
+    return f"{job.status}, paused" if job.paused else str(job.status)
 
 
 def show_time(at: datetime | None) -> str:

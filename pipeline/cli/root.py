@@ -18,6 +18,8 @@ _SECTIONS = {
             "pipeline.cli.run:run", "Submit a job, work on it here until it is done, print the results."
         ),
         "cancel": LazyCommand("pipeline.cli.cancel:cancel", "End a job early."),
+        "pause": LazyCommand("pipeline.cli.pause:pause", "Hold back a job, a queue or a worker."),
+        "resume": LazyCommand("pipeline.cli.pause:resume", "Let a job, a queue or a worker go on."),
         "search": LazyCommand("pipeline.cli.search:search", "Search an index for texts near a query."),
     },
     "What is going on": {
@@ -30,6 +32,7 @@ _SECTIONS = {
     "Workers and models": {
         "up": LazyCommand("pipeline.cli.worker:up", "Start a worker for all queues."),
         "worker": LazyCommand("pipeline.cli.worker:worker", "Start a worker as the settings say."),
+        "workers": LazyCommand("pipeline.cli.workers:workers", "List the workers that have not stopped."),
         "models": LazyCommand("pipeline.cli.models:models", "List, inspect and convert models."),
     },
     "Care": {

@@ -10,7 +10,7 @@ import click
 
 from pipeline.cli.context import Context, pass_context
 from pipeline.cli.measures import aggregate, show_measures
-from pipeline.cli.output import json_option, print_json, print_pairs, show_seconds, show_time, talk
+from pipeline.cli.output import json_option, print_json, print_pairs, show_job_status, show_seconds, show_time, talk
 
 if TYPE_CHECKING:
     from pipeline.db.values import IndexView
@@ -32,6 +32,7 @@ def status(context: Context, job: str, as_json: bool) -> None:
       pipeline status job_0123456789abcdef
       pipeline status 0123 --json
     """
+    from pipeline.jobs.obstacles import obstacles
     from pipeline.jobs.status import report_job
 
     with context.deployment() as deployment:
@@ -40,6 +41,8 @@ def status(context: Context, job: str, as_json: bool) -> None:
             print_json(_as_json(deployment, report))
             return
         print_pairs(_pairs(deployment, report))
+        for obstacle in obstacles(deployment, report.job):
+            talk(str(obstacle))
         for hint in _hints(report):
             talk(hint)
 
@@ -67,7 +70,7 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
     done = job.total - job.processing
     filled = _BAR * done // job.total if job.total else _BAR
     yield "job", f"{job.id} ({job.kind}{f', {job.endpoint}' if job.endpoint else ''})"
-    yield "result", report.result if job.status.is_terminal else f"{job.status}, not ended"
+    yield "result", report.result if job.status.is_terminal else f"{show_job_status(job)}, not ended"
     yield "progress", f"[{'#' * filled}{'.' * (_BAR - filled)}] {done:,}/{job.total:,}"
     names = ("succeeded", "errored", "processing", "cancelled", "expired")
     yield "items", ", ".join(f"{getattr(job, name):,} {name}" for name in names if getattr(job, name)) or "none"
@@ -91,6 +94,8 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
         if job.engine.get("probe", {}).get("passed") is False:
             yield "engine declined", "batches: a row's result changed with its neighbours, so it runs alone"
     yield "created", show_time(job.created_at)
+    if job.expires_at:
+        yield "deadline", show_time(job.expires_at)
     if job.ended_at:
         yield "took", show_seconds((job.ended_at - job.created_at).total_seconds())
     yield from show_measures(aggregate(report.metrics))
@@ -102,7 +107,10 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
         if index.recall is not None:
             yield f"recall@{index.recall_k}", f"{index.recall:.4f} against exact search, after reloading"
     if not job.status.is_terminal:
-        workers = ", ".join(f"{worker.host} (pid {worker.pid}, {worker.device})" for worker in report.served_by)
+        workers = ", ".join(
+            f"{worker.host} (pid {worker.pid}, {worker.device}{', paused' if worker.paused else ''})"
+            for worker in report.served_by
+        )
         yield "served by", workers or "nobody"
     yield from _files(deployment, report)
 
@@ -116,8 +124,6 @@ def _hints(report: JobReport) -> Iterator[str]:
     """The commands that make sense next."""
     job = report.job
     if not job.status.is_terminal:
-        if not report.served_by:
-            yield f"no live worker serves the queue {job.kind}: pipeline up"
         yield f"follow it: pipeline watch {job.id}"
         return
     if job.output_uri and job.succeeded:

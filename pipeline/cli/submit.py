@@ -13,6 +13,7 @@ from pipeline.cli.output import json_option, print_json, talk
 from pipeline.cli.watch import follow
 from pipeline.errors import NoWorker
 from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.obstacles import obstacles
 from pipeline.jobs.status import as_document, exit_code, live_workers
 from pipeline.jobs.submit import Submission, submit_index
 from pipeline.specs import IndexSpec, JobKind
@@ -108,4 +109,8 @@ def _finish(deployment: Deployment, submission: Submission, *, wait: bool, as_js
         if wait:
             raise NoWorker(f"{message}; {job.id} is kept and waits for one", hint=hint)
         talk(f"{message}; {hint}")
+    if not wait:
+        for obstacle in obstacles(deployment, job):
+            if not obstacle.is_absence:
+                talk(str(obstacle))
     return exit_code(job) if wait else 0

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 POLL_S = 0.4
 _MEASURES_S = 5.0
 
+#: Seconds between two looks at what stands in its way.
+_OBSTACLES_S = 5.0
+
 
 @click.command()
 @click.argument("job")
@@ -32,12 +35,10 @@ def watch(context: Context, job: str, as_json: bool) -> int:
       pipeline watch job_0123456789abcdef
       pipeline watch job_0123 --json | jq .succeeded
     """
-    from pipeline.jobs.status import as_document, exit_code, find_job, live_workers
+    from pipeline.jobs.status import as_document, exit_code, find_job
 
     with context.deployment() as deployment:
         view = find_job(deployment, job)
-        if not view.status.is_terminal and not live_workers(deployment, view.kind):
-            talk(f"no live worker serves the queue {view.kind}; start one with: pipeline up")
         on_change = (lambda changed: print_json(as_document(changed), indent=None)) if as_json else None
         return exit_code(follow(deployment, view.id, on_change=on_change))
 
@@ -46,12 +47,13 @@ def follow(
     deployment: Deployment,
     job_id: str,
     *,
-    check_alive: Callable[[], None] = lambda: None,
+    check_alive: Callable[[], None] | None = None,
     on_change: Callable[[JobView], None] | None = None,
 ) -> JobView:
     """Show a job's progress on stderr until it has ended, and give it as it ended.
 
-    ``check_alive`` is called while it has not, and may raise. A database that is away for a while is waited for.
+    ``check_alive`` looks after the caller's own worker while it has not, and may raise. A database that is away for a
+    while is waited for. What stands in the job's way is said once.
     """
     from pipeline.cli.meter import Meter
     from pipeline.cli.progress import make_display
@@ -59,6 +61,7 @@ def follow(
     from pipeline.jobs.status import find_job
 
     meter, speed, last = Meter(), _Speed(deployment, job_id), None
+    obstacles = _Obstacles(deployment, has_worker=check_alive is not None)
     away = False
     with make_display(job_id) as display:
         while True:
@@ -76,7 +79,9 @@ def follow(
                 last = job
                 if job.status.is_terminal:
                     break
-                check_alive()
+                if check_alive is not None:
+                    check_alive()
+                obstacles.say(job)
             time.sleep(POLL_S)
     _say_end(deployment, job)
     return job
@@ -92,6 +97,32 @@ def _say_end(deployment: Deployment, job: JobView) -> None:
         talk(f"{job.error_code}: {job.error_message}")
     if job.errored:
         talk("errors: " + ", ".join(f"{code} {count:,}" for code, count in count_errors(deployment, job.id)))
+
+
+class _Obstacles:
+    """Says why nobody works on a job: at the first look, and later what is new."""
+
+    def __init__(self, deployment: Deployment, *, has_worker: bool) -> None:
+        self._deployment = deployment
+        self._has_worker = has_worker
+        self._said: frozenset[str] = frozenset()
+        self._at = -_OBSTACLES_S
+
+    def say(self, job: JobView) -> None:
+        from pipeline.errors import TransientError
+        from pipeline.jobs.obstacles import obstacles
+
+        if time.monotonic() - self._at < _OBSTACLES_S:
+            return
+        self._at = time.monotonic()
+        try:
+            found = [str(one) for one in obstacles(self._deployment, job) if not (one.is_absence and self._has_worker)]
+        except TransientError:
+            return  # the next look at the job says so
+        for text in found:
+            if text not in self._said:
+                talk(text)
+        self._said = frozenset(found)
 
 
 class _Speed:

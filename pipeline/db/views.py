@@ -27,6 +27,8 @@ VIEWS: dict[str, str] = {
             jobs.model,
             jobs.priority,
             jobs.paused,
+            CASE WHEN EXISTS (SELECT 1 FROM paused_queues WHERE paused_queues.name = jobs.kind)
+                THEN 1 ELSE 0 END AS queue_paused,
             jobs.total,
             jobs.processing,
             jobs.succeeded,

@@ -67,7 +67,7 @@ class WorkerRepository(Repository):
         """A page of those that have not stopped, by id."""
         return self._views(select(Worker).where(_RUNS, Worker.id > after).order_by(Worker.id).limit(limit))
 
-    def _views(self, query: Select[tuple[Worker]]) -> Sequence[WorkerView]:
+    def _views(self, query: Select[Worker]) -> Sequence[WorkerView]:
         return [
             WorkerView(
                 id=row.id,
