@@ -17,12 +17,14 @@ MASK = "***"
 _LITERAL_LENGTH, _WORD_LENGTH = 8, 16
 
 #: The part of a URL between ``//`` and the last ``@`` before a blank or a quote; a password may hold ``/``, ``:``, ``@``.
-_USERINFO = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@'\"]*):(?P<secret>[^\s'\"]*)@")
+_USERINFO = re.compile(r"(?P<head>(?:[A-Za-z][A-Za-z0-9+.-]*:)?//[^/\s:@'\"]*):(?P<secret>[^\s'\"]*)@")
 
+#: Names whose value is a secret. A bare ``token`` is not among them: leases have one, and logs name it.
 _SECRET_WORD = (
-    r"password|passwd|pwd|passphrase|sslpassword|secret|token|secret_key|access_key|api_?key|[a-z_]*_password"
+    r"[a-z0-9_-]*(?:password|passwd|passphrase|pwd)|[a-z0-9_-]*(?:secret|secret_?key|access_?key|api_?key)|"
+    r"(?:[a-z0-9_-]*_)?(?:session|access|auth|refresh)_token"
 )
-_PAIR = re.compile(rf"(?P<head>(?<![A-Za-z0-9])(?:{_SECRET_WORD})=)(?P<secret>'[^']*'|[^\s&'\";,]+)", re.IGNORECASE)
+_PAIR = re.compile(rf"(?P<head>(?<![A-Za-z0-9_-])(?:{_SECRET_WORD})=)(?P<secret>'[^']*'|[^\s&'\";,]+)", re.IGNORECASE)
 
 #: Environment variables that no engine needs: our settings, and what is a credential by its name.
 _CREDENTIAL = re.compile(
@@ -44,6 +46,11 @@ def mask_secrets(text: str) -> str:
         text = text.replace(secret, MASK)
     text = _USERINFO.sub(rf"\g<head>:{MASK}@", text)
     return _PAIR.sub(rf"\g<head>{MASK}", text)
+
+
+def mask_url(url: str) -> str:
+    """A URL to show. One that is no URL may be a password alone, or begin with one."""
+    return mask_secrets(url) if "://" in url else MASK
 
 
 def remember_secrets(urls: Iterable[str | None], environ: Mapping[str, str] | None = None) -> None:

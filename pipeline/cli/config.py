@@ -33,13 +33,14 @@ def show(context: Context, as_json: bool) -> None:
       pipeline config show
       PIPELINE_SLOTS=2 pipeline --config pipeline.yaml config show --json
     """
-    from pipeline.secrecy import mask_secrets
+    from pipeline.secrecy import mask_secrets, mask_url
 
     values: dict[str, dict[str, Any]] = {}
     for name, value in context.settings.model_dump(mode="json").items():
         if value is None and name in _DERIVED:
             value = getattr(context.settings, _DERIVED[name])
-        masked = mask_secrets(value) if isinstance(value, str) else value
+        mask = mask_url if name in _DERIVED else mask_secrets
+        masked = mask(value) if isinstance(value, str) else value
         values[name] = {"value": masked, "origin": context.loaded.origins[name]}
     if as_json:
         print_json(values)

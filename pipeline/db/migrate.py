@@ -23,9 +23,10 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 from sqlalchemy.pool import NullPool
 
 from pipeline.db import models
+from pipeline.db.session import URL_HINT
 from pipeline.errors import ConfigError, DatabaseUnavailable, SchemaOutdated
 from pipeline.private import make_private_file, make_private_folder, private_opener
-from pipeline.secrecy import mask_secrets
+from pipeline.secrecy import mask_url
 
 #: Key of PostgreSQL's advisory lock that an upgrade holds: any number, as long as it is always this one.
 _ADVISORY_LOCK = 7_268_114
@@ -151,7 +152,7 @@ def _exclusive(database_url: str) -> Iterator[Connection]:
 @contextmanager
 def _connect(database_url: str) -> Iterator[Connection]:
     """A connection of its own, outside any pool, with the driver's errors turned into ours."""
-    shown = mask_secrets(database_url)
+    shown = mask_url(database_url)
     try:
         engine = _make_engine(database_url)
     except (ArgumentError, NoSuchModuleError) as error:
@@ -183,7 +184,10 @@ def _sqlite_path(database_url: str) -> Path | None:
     try:
         url = make_url(database_url)
     except ArgumentError as error:
-        raise ConfigError(f"database_url {mask_secrets(database_url)!r} cannot be used: {error}") from error
+        raise ConfigError(f"database_url {mask_url(database_url)!r} cannot be used: {error}") from error
+    except ValueError:  # its text quotes what stands in a port's place, which may be half of a password
+        shown = mask_url(database_url)
+        raise ConfigError(f"database_url {shown!r} has no number as its port", hint=URL_HINT) from None
     if url.get_backend_name() != "sqlite":
         return None
     if not url.database or url.database == ":memory:":

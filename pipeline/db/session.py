@@ -22,13 +22,14 @@ from pipeline.db.repository.jobs import JobRepository
 from pipeline.db.repository.metrics import MetricRepository
 from pipeline.db.repository.parts import PartRepository
 from pipeline.db.repository.pauses import PauseRepository
+from pipeline.db.repository.repairs import RepairRepository
 from pipeline.db.repository.retention import RetentionRepository
 from pipeline.db.repository.shards import ShardRepository
 from pipeline.db.repository.vectors import VectorRepository
 from pipeline.db.repository.workers import WorkerRepository
 from pipeline.errors import AlreadyExists, ConfigError, DatabaseUnavailable
 from pipeline.private import make_private_folder
-from pipeline.secrecy import mask_secrets
+from pipeline.secrecy import mask_secrets, mask_url
 
 #: How long a SQLite connection waits for another process's short transaction, in milliseconds.
 BUSY_TIMEOUT_MS = 60_000
@@ -45,6 +46,10 @@ POSTGRESQL_ARGS = {
 }
 
 
+#: What is wrong with most URLs that cannot be read.
+URL_HINT = "in a user name or password write @ as %40, : as %3A, / as %2F"
+
+
 class UnitOfWork:
     """The repositories of one transaction."""
 
@@ -58,6 +63,7 @@ class UnitOfWork:
         self.indexes = IndexRepository(session)
         self.workers = WorkerRepository(session)
         self.metrics = MetricRepository(session)
+        self.repairs = RepairRepository(session)
         self.retention = RetentionRepository(session)
 
 
@@ -72,10 +78,12 @@ class Database:
                 make_private_folder(Path(parsed.database).parent)
             self.engine = _make_engine(url)
         except (ArgumentError, NoSuchModuleError) as error:
-            raise ConfigError(f"database_url {mask_secrets(url)!r} cannot be used: {error}") from error
+            raise ConfigError(f"database_url {mask_url(url)!r} cannot be used: {error}") from error
+        except ValueError:  # its text quotes what stands in a port's place, which may be half of a password
+            raise ConfigError(f"database_url {mask_url(url)!r} has no number as its port", hint=URL_HINT) from None
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"database_url {mask_secrets(url)!r} needs the package {error.name}", hint="pip install '.[postgres]'"
+                f"database_url {mask_url(url)!r} needs the package {error.name}", hint="pip install '.[postgres]'"
             ) from error
         self._writing = self.engine.execution_options(pipeline_write=True)
 
