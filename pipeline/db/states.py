@@ -39,7 +39,8 @@ class ShardStatus(StrEnum):
 
 TERMINAL = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.EXPIRED})
 
-#: Every change of a job's status is a guarded UPDATE from one of these to the key.
+#: Every change of a job's status is a guarded UPDATE from one of these to the key. One step back is not here: a
+#: finalizer that finds a part damaged makes the job ``in_progress`` again, under its lease.
 SOURCES: dict[JobStatus, frozenset[JobStatus]] = {
     JobStatus.QUEUED: frozenset({JobStatus.VALIDATING}),
     JobStatus.IN_PROGRESS: frozenset({JobStatus.QUEUED}),

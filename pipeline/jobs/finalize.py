@@ -19,6 +19,7 @@ from pipeline.errors import ArtifactCorrupt, ArtifactMissing, LeaseLost, Pipelin
 from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, parse_item, parse_items
 from pipeline.formats.results import error_line, output_line
+from pipeline.jobs.damage import DamagedPart, check_index, mend, read_part
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.leases import JobKeeper
 from pipeline.store import layout
@@ -45,8 +46,8 @@ def finalize(deployment: Deployment, job_id: str, *, owner: str) -> bool:
     """Write the outputs of a job that is ``finalizing`` and end it; False when another process does, or did.
 
     Raises:
-        ArtifactMissing, ArtifactCorrupt: a registered part is not what its row says; nothing is finalized, the job's
-            row says why, and the lease is left to run out before the next try.
+        ArtifactMissing, ArtifactCorrupt: what is needed cannot be read; nothing is finalized, the job's row says why,
+            and the lease is left to run out before the next try. A damaged part is unregistered and run again.
         TransientError: database or store out of reach; likewise.
     """
     with deployment.database.write() as uow:
@@ -69,6 +70,11 @@ def finalize(deployment: Deployment, job_id: str, *, owner: str) -> bool:
                     fail_point("publish.in_alias")
                 fail_point("finalize.in_commit")
             fail_point("finalize.after_update")
+    except DamagedPart as damaged:
+        if mend(deployment, lease, job, damaged):
+            return False
+        _note(deployment, lease, damaged.cause)
+        raise damaged.cause from None
     except LeaseLost as error:
         log.warning("finalizer_lost", extra={"job": job_id, "reason": str(error)})
         return False
@@ -124,7 +130,9 @@ def _shard_lines(deployment: Deployment, job: JobView, shard: ShardView) -> Iter
         parts = uow.parts.of_shard(shard.id)
     answers: dict[int, dict[str, Any]] = {}
     for part in parts:
-        for line in deployment.store.read_bytes(part.uri, sha256=part.sha256).splitlines():
+        if job.kind == "index":
+            check_index(deployment, job, shard, part)
+        for line in read_part(deployment, shard, part).splitlines():
             answer = orjson.loads(line)
             if answer["i"] in answers:
                 raise ArtifactCorrupt(f"item {answer['i']} of shard {shard.ordinal} is in two registered parts")

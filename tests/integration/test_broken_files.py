@@ -9,9 +9,7 @@ import pytest
 
 from pipeline.db.states import JobStatus, ShardStatus
 from pipeline.db.values import JobView
-from pipeline.errors import ArtifactCorrupt, ArtifactMissing, ChildDied, ItemError
-from pipeline.jobs.finalize import finalize
-from pipeline.jobs.planner import plan
+from pipeline.errors import ChildDied, ItemError
 from pipeline.ports import WorkItem
 from tests.fixtures.house import House, MakeHouse
 from tests.fixtures.in_process import SHORT_LEASES, requests, running_service, work_until_end
@@ -92,35 +90,6 @@ def test_job_whose_item_file_breaks_under_way_fails_and_keeps_what_it_had(house:
     assert house.job(job_id).succeeded == 2
     assert [line["custom_id"] for line in house.results(job_id)] == ["r0", "r1"]
     assert max(shard.attempts for shard in house.shards(job_id)) == 2, "another host may see the file whole"
-
-
-@pytest.mark.parametrize(("how", "error"), [("missing", ArtifactMissing), ("halved", ArtifactCorrupt)])
-def test_broken_part_stops_the_finalizer_until_it_is_whole_again(
-    house: House, how: str, error: type[Exception]
-) -> None:
-    """Law 4: it is never taken for unanswered items. The job's row says what is wrong."""
-    break_file, code = BROKEN[how]
-    job_id = house.submit(requests(4))
-    with running_service(house, ScriptedHost()) as service:
-        plan(house.deployment, job_id, owner=service.worker_id)
-        service.serve()
-        (shard,) = house.shards(job_id)
-        with house.deployment.database.read() as uow:
-            (part,) = uow.parts.of_shard(shard.id)
-        file = Path(house.deployment.store.locate(part.uri))
-        whole = file.read_bytes()
-        break_file(file)
-        with pytest.raises(error):
-            finalize(house.deployment, job_id, owner="finalizer")
-        job = house.job(job_id)
-        assert (job.status, job.error_code, job.lease_owner) == (JobStatus.FINALIZING, code, "finalizer")
-        assert part.uri in (job.error_message or "")
-        assert job.output_uri is None
-        assert not finalize(house.deployment, job_id, owner="another"), "the lease is left to run out"
-        file.write_bytes(whole)
-        job = work_until_end(house, service, job_id)
-    assert (job.status, job.succeeded, job.error_code, job.error_message) == (JobStatus.COMPLETED, 4, None, None)
-    assert len(house.results(job_id)) == 4
 
 
 def test_nul_in_what_an_engine_says_reaches_the_database(make_house: MakeHouse, database_url: str) -> None:

@@ -44,11 +44,14 @@ _STALL_STEP_S = 3600.0
 
 FakeKind = Literal["generate", "embed", "rerank"]
 
+Misdeed = Literal["abort", "kill", "parent"]
+
 
 class FakeScript(Frozen):
     """How the engine behaves: the keys of the model folder's `config.json` beside ``model_type``.
 
-    ``errors``, ``crashes`` and ``stalls`` name items by custom_id. With ``once_folder`` each crash and stall happens
+    ``errors``, ``crashes``, ``raises`` and ``stalls`` name items by custom_id; a crash may take the parent along.
+    ``crashes_together`` ends the process where all of these items are in one batch. With ``once_folder`` each crash and stall happens
     only the first time, by whichever process comes first: a file in that folder remembers it.
     """
 
@@ -57,7 +60,9 @@ class FakeScript(Frozen):
     batch_size: int = Field(default=4, ge=1, description="items between two boundaries")
     dimension: int = Field(default=8, ge=1)
     errors: Mapping[str, str] = Field(default_factory=dict, description="custom_id to error code")
-    crashes: Mapping[str, Literal["abort", "kill"]] = Field(default_factory=dict)
+    crashes: Mapping[str, Misdeed] = Field(default_factory=dict)
+    crashes_together: frozenset[str] = frozenset()
+    raises: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
     once_folder: str | None = None
     journal: str | None = Field(default=None, description="file that gets `pid custom_id` before each item is played")
@@ -106,6 +111,9 @@ class FakeEngine:
             group = [item for item in ordered[start : start + self._script.batch_size] if item.index not in done]
             if group:
                 emit(Started(tuple(item.index for item in group)))
+                together = self._script.crashes_together
+                if together and together <= {item.custom_id for item in group}:
+                    _die("abort")
             for item in group:
                 if should_stop():
                     return tally.stats(cancelled=True)
@@ -130,6 +138,8 @@ class FakeEngine:
         time.sleep(script.delay_s)
         if item.custom_id in script.crashes and self._is_due("crash", item.custom_id):
             _die(script.crashes[item.custom_id])
+        if item.custom_id in script.raises:
+            raise RuntimeError("the script of this fake engine says so")
         if item.custom_id in script.stalls and self._is_due("stall", item.custom_id):
             while True:
                 time.sleep(_STALL_STEP_S)
@@ -169,9 +179,11 @@ def _read_script(path: Path) -> FakeScript:
         raise JobError(f"the fake engine does not understand its script: {error}", place=str(path)) from error
 
 
-def _die(how: Literal["abort", "kill"]) -> None:
+def _die(how: Misdeed) -> None:
     if how == "abort":
         os.abort()
+    if how == "parent":
+        os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(_STALL_STEP_S)  # the signal may take a moment
 

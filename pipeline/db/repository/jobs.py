@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, bindparam, case, func, insert, select, update
 
 from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import Repository, clip, to_value, utc_now
@@ -49,12 +49,13 @@ class JobRepository(Repository):
 
     def ids_starting(self, prefix: str, limit: int = 2) -> list[str]:
         """Ids that start with ``prefix``: a command may name a job by an unambiguous beginning."""
-        query = select(Job.id).where(Job.id.startswith(prefix, autoescape=True)).order_by(Job.id).limit(limit)
+        named = Job.id.startswith(prefix, autoescape=True), Job.pruned_at.is_(None)
+        query = select(Job.id).where(*named).order_by(Job.id).limit(limit)
         return list(self._session.scalars(query))
 
     def list(self, *, statuses: Collection[JobStatus] = (), limit: int = 50) -> Sequence[JobView]:
         """Newest first."""
-        query = select(Job).order_by(Job.created_at.desc(), Job.id).limit(limit)
+        query = select(Job).where(Job.pruned_at.is_(None)).order_by(Job.created_at.desc(), Job.id).limit(limit)
         if statuses:
             query = query.where(Job.status.in_(statuses))
         return [to_value(row, JobView) for row in self._session.scalars(query)]
@@ -215,8 +216,16 @@ class JobRepository(Repository):
         self._changed(running.values(engine=engine))
 
     def note_trouble(self, lease: JobLease, *, code: str, message: str) -> None:
-        """Say in the job's row why it does not get on, for whoever looks; a lost lease is no error."""
-        self._guarded(lease, None, {"error_code": code, "error_message": clip(message)})
+        """Say in the job's row why it does not get on, for whoever looks; a lost lease is no error.
+
+        A job that failed says why it failed, whatever else befalls it.
+        """
+        trouble = {"error_code": code, "error_message": clip(message)}
+        said = {
+            name: case((Job.outcome == Outcome.FAILED, getattr(Job, name)), else_=text)
+            for name, text in trouble.items()
+        }
+        self._guarded(lease, None, {"finalize_tries": Job.finalize_tries + 1, **said})
 
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
@@ -233,7 +242,7 @@ class JobRepository(Repository):
     ) -> None:
         """The one guarded UPDATE that makes outputs the job's: ``(uri, sha256)`` each. Raises LeaseLost."""
         values: dict[str, Any] = {"status": status, f"{status.value}_at": utc_now(), "lease_owner": None}
-        if status is JobStatus.COMPLETED:
+        if status is not JobStatus.FAILED:
             values |= {"error_code": None, "error_message": None}  # trouble on the way is over
         if output is not None:
             values |= {"output_uri": output[0], "output_sha256": output[1]}
@@ -275,7 +284,7 @@ class JobRepository(Repository):
 
     def _overdue(self) -> tuple[ColumnElement[bool], ...]:
         # Spelled out in the statement: the index over deadlines holds these statuses only.
-        statuses = bindparam("open", sorted(SOURCES[JobStatus.CANCELLING]), expanding=True, literal_execute=True)
+        statuses: Any = bindparam("open", sorted(SOURCES[JobStatus.CANCELLING]), expanding=True, literal_execute=True)
         return Job.status.in_(statuses), Job.expires_at <= self._now()
 
 

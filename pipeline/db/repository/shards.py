@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import SQLColumnExpression, case, delete, func, literal, or_, select, update
+from sqlalchemy import SQLColumnExpression, case, delete, func, literal, select, update
 
 from pipeline.db.models import FailedAttempt, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import ERROR_CODE_CHARS, Repository, clip, to_value, utc_now
-from pipeline.db.repository.pauses import queue_is_paused, worker_is_paused
+from pipeline.db.repository.claims import claim_statement
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.suspicion import Suspicion
 from pipeline.db.values import AttemptFailure, ItemFailure, ShardLease, ShardView
 from pipeline.errors import ChildDied, EngineFailed, LeaseLost
-
-#: The columns of a :class:`ShardView`, in its order: a claim reads them without making an ORM row.
-SHARD_COLUMNS = tuple(field.name for field in fields(ShardView))
 
 #: What a shard that has ended says of suspects.
 NO_SUSPICION = Suspicion().columns()
@@ -65,37 +61,9 @@ class ShardRepository(Repository):
 
         One winner each: the row is locked (PostgreSQL, skipping what others hold) or the database is (SQLite).
         """
-        runs = (
-            Job.id == job_id,
-            Job.status.in_((JobStatus.QUEUED, JobStatus.IN_PROGRESS)),
-            Job.paused.is_(False),
-            ~queue_is_paused(),
-            ~worker_is_paused(owner),
-        )
-        due = or_(Shard.not_before.is_(None), Shard.not_before <= self._clock())
-        first = (
-            select(Shard.id)
-            .join(Job, Job.id == Shard.job_id)
-            .where(Shard.job_id == job_id, Shard.status == ShardStatus.PENDING, due, *runs)
-            .order_by(Shard.ordinal)
-            .limit(1)
-            .with_for_update(of=Shard, skip_locked=True)
-        )
-        statement = (
-            update(Shard)
-            .where(Shard.id == first.correlate(None).scalar_subquery(), Shard.status == ShardStatus.PENDING)
-            .values(
-                status=ShardStatus.LEASED,
-                lease_owner=owner,
-                lease_token=Shard.lease_token + 1,
-                attempts=Shard.attempts + 1,
-                claimed_at=func.coalesce(Shard.claimed_at, utc_now()),
-                not_before=None,
-            )
-            .returning(*(getattr(Shard, name) for name in SHARD_COLUMNS))
-            .execution_options(synchronize_session=False)
-        )
-        row = self._session.execute(statement).one_or_none()
+        connection = self._session.connection()
+        values = {"job": job_id, "owner": owner, "now": utc_now()}
+        row = connection.execute(claim_statement(connection.dialect.name), values).one_or_none()
         return None if row is None else ShardLease(ShardView(*row), owner)
 
     def renew(self, lease: ShardLease) -> None:
@@ -263,7 +231,7 @@ class ShardRepository(Repository):
     def settle_unplanned(self, job_id: str) -> None:
         """End the items of a job that never got shards."""
         unplanned = update(Job).where(Job.id == job_id, Job.shards_total == 0, Job.processing > 0)
-        self._changed(unplanned.values(_settled(Job.processing)))
+        self._changed(unplanned.values(settled(Job.processing)))
 
     def add_errors(self, lease: ShardLease, failures: Sequence[ItemFailure]) -> None:
         """A row for each item that erred; part of the transaction that moves the counts."""
@@ -312,7 +280,7 @@ class ShardRepository(Repository):
 
     def _settle(self, job_id: str, items: int) -> None:
         """Move items from ``processing`` to what the job's outcome calls them."""
-        self._changed(update(Job).where(Job.id == job_id).values(_settled(literal(items))))
+        self._changed(update(Job).where(Job.id == job_id).values(settled(literal(items))))
 
     def _move_counts(self, job_id: str, column: str, items: int) -> None:
         target = getattr(Job, column)
@@ -320,7 +288,7 @@ class ShardRepository(Repository):
         self._changed(statement.values({"processing": Job.processing - items, column: target + items}))
 
 
-def _settled(items: SQLColumnExpression[int]) -> dict[str, Any]:
+def settled(items: SQLColumnExpression[int] | int) -> dict[str, Any]:
     """Columns of a job whose ``items`` are not going to be answered, as its outcome calls them."""
     expired = case((Job.outcome == Outcome.EXPIRED, items), else_=0)
     return {
