@@ -87,6 +87,14 @@ class Settings(BaseModel):
 
     part_items: int = Field(default=256, ge=1, description="answers that become durable together, at most")
     part_s: float = Field(default=15.0, gt=0, description="oldest age of an answer that is not durable yet")
+    keep_jobs_s: float = Field(
+        default=30 * 24 * 3600.0, ge=0, description="`pipeline prune` takes jobs that ended longer ago than this"
+    )
+    prune_grace_s: float = Field(
+        default=24 * 3600.0,
+        ge=0,
+        description="how old a file that no row names must be before `pipeline prune` takes it",
+    )
     max_line_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="longest line of an input file")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least level that a worker's log shows"

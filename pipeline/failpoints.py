@@ -44,6 +44,9 @@ FAIL_POINTS: Mapping[str, str] = {
     "publish.in_row": "the index version's row is inserted and not committed",
     "publish.before_alias": "the job has ended, not committed, and the alias shows the version before",
     "publish.in_alias": "the alias has moved and it is not committed",
+    "prune.after_mark": "a job says that it is being removed; all of its rows and files are there",
+    "prune.between_rows": "some of its rows are gone, or all; its files are there",
+    "prune.between_files": "a file that no row names is gone; others are there",
 }
 
 _FORM = re.compile(r"(?P<name>[a-z_.]+)(:(?P<passes>[1-9][0-9]*))?(@(?P<marker>.+))?")

@@ -60,13 +60,14 @@ def job_options() -> Sequence[Decorator]:
         click.option(
             "--expires-in",
             metavar="DURATION",
-            callback=_seconds,
+            callback=duration,
             help="Deadline (90s, 30m, 24h, 7d): items without an answer by then expire.",
         ),
     )
 
 
-def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+def duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """Callback of an option that is a duration: seconds."""
     from pipeline.formats.durations import parse_duration
 
     return None if text is None else parse_duration(text)

@@ -20,6 +20,8 @@ _SECTIONS = {
         "cancel": LazyCommand("pipeline.cli.cancel:cancel", "End a job early."),
         "pause": LazyCommand("pipeline.cli.pause:pause", "Hold back a job, a queue or a worker."),
         "resume": LazyCommand("pipeline.cli.pause:resume", "Let a job, a queue or a worker go on."),
+        "retry": LazyCommand("pipeline.cli.retry:retry", "Try the failed items of a job again, as a job of their own."),
+        "requeue": LazyCommand("pipeline.cli.retry:requeue", "Revive the failed shards of a job that runs."),
         "search": LazyCommand("pipeline.cli.search:search", "Search an index for texts near a query."),
     },
     "What is going on": {
@@ -39,6 +41,7 @@ _SECTIONS = {
         "doctor": LazyCommand("pipeline.cli.doctor:doctor", "Check everything the pipeline stands on."),
         "config": LazyCommand("pipeline.cli.config:config", "Show the settings and where they come from."),
         "db": LazyCommand("pipeline.cli.db:db", "Upgrade and check the database schema."),
+        "prune": LazyCommand("pipeline.cli.prune:prune", "Take away old jobs and files that nothing needs."),
         "demo": LazyCommand("pipeline.cli.demo:demo", "Run the main job on small real models."),
     },
 }

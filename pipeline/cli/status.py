@@ -93,6 +93,10 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
         yield "engine", ", ".join(str(stated[name]) for name in ("device", "dtype", "blas") if stated.get(name))
         if job.engine.get("probe", {}).get("passed") is False:
             yield "engine declined", "batches: a row's result changed with its neighbours, so it runs alone"
+    if job.parent_job_id:
+        yield "retry of", job.parent_job_id
+    for retry in report.retries:
+        yield "retried as", f"{retry.job_id} ({retry.result}, {retry.succeeded:,} of {retry.total:,} succeeded)"
     yield "created", show_time(job.created_at)
     if job.expires_at:
         yield "deadline", show_time(job.expires_at)
@@ -130,5 +134,7 @@ def _hints(report: JobReport) -> Iterator[str]:
         yield f"answers: pipeline results {job.id}"
     if job.errors_uri:
         yield f"item errors: pipeline errors {job.id}"
+        if not report.retries:
+            yield f"try them again: pipeline retry {job.id}"
     if job.kind == "embed" and job.succeeded:
         yield f"index its vectors: pipeline submit index NAME --from {job.id}"

@@ -242,7 +242,7 @@ def _merge(
         failure = next(failures, None)
     if failure is not None:
         raise ArtifactCorrupt(f"the error file names {failure[0]!r} where the item file does not", hint=_SUBMIT_AGAIN)
-    return Selection(chosen, invalid, others)
+    return Selection(chosen, invalid, dict(others))
 
 
 def _failures(lines: Iterator[bytes]) -> Iterator[tuple[str, str]]:

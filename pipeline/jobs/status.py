@@ -14,6 +14,16 @@ from pipeline.jobs.owners import is_here, runs
 
 
 @dataclass(frozen=True, slots=True)
+class RetryView:
+    """A job that retries items of another."""
+
+    job_id: str
+    result: str
+    total: int
+    succeeded: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport:
     """A job with all that belongs to it at one moment."""
 
@@ -25,13 +35,14 @@ class JobReport:
     child_deaths: int
     last_errors: tuple[str, ...]
     served_by: tuple[WorkerView, ...]
+    retries: tuple[RetryView, ...]
 
 
 def find_job(deployment: Deployment, name: str) -> JobView:
     """A job by its id, or by an unambiguous beginning of it; raises NotFound, Conflict."""
     with deployment.database.read() as uow:
         job = uow.jobs.get(name)
-        if job is not None:
+        if job is not None and job.pruned_at is None:
             return job
         prefix = name if name.startswith("job_") else f"job_{name}"
         ids = uow.jobs.ids_starting(prefix)
@@ -52,8 +63,10 @@ def report_job(deployment: Deployment, job_id: str) -> JobReport:
         metrics = tuple(uow.metrics.of_job(job.id))
         attempts, deaths = uow.shards.attempts_of(job.id)
         last_errors = tuple(uow.shards.last_errors(job.id))
+        children = uow.jobs.children(job.id)
     served = tuple(live_workers(deployment, job.kind))
-    return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors, served)
+    retries = tuple(RetryView(one.id, describe_result(one), one.total, one.succeeded) for one in children)
+    return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors, served, retries)
 
 
 def count_errors(deployment: Deployment, job_id: str) -> Sequence[tuple[str, int]]:

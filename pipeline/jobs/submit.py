@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pipeline.checkpoints.describe import Checkpoint, describe
 from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
+from pipeline.checkpoints.trust import may_run_code
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobView
 from pipeline.errors import (
@@ -125,6 +126,8 @@ def check_model(deployment: Deployment, name: str, endpoint: Endpoint) -> str:
     path = resolve(name, deployment.settings)
     checkpoint = describe(path)
     check_suits(checkpoint, name, endpoint)
+    if endpoint is not Endpoint.EMBEDDINGS:
+        may_run_code(name, path, deployment.settings)
     return digest_checkpoint(path, deployment.settings)
 
 
@@ -182,6 +185,9 @@ def _insert(
                 uow.jobs.hold_content(digest)
                 if (same := uow.jobs.newest_of_content(digest)) is not None:
                     return Submission(same, report, same="content")
+            for source in sorted(spec.sources) if isinstance(spec, IndexSpec) else ():
+                if not uow.retention.hold(source):
+                    raise NotFound(f"no job {source}")
             uow.jobs.add(
                 job_id=job_id,
                 kind=spec.kind,

@@ -39,6 +39,10 @@ _ENDED_AT = func.coalesce(Job.completed_at, Job.failed_at, Job.cancelled_at, Job
 class RetentionRepository(Repository):
     """Reads and deletes over all tables that belong to jobs, and ``workers``."""
 
+    def clock(self) -> datetime:
+        """The database's clock, where it has one of its own."""
+        return self._now()
+
     # --- which jobs ---
 
     def hold(self, job_id: str) -> bool:
@@ -87,10 +91,10 @@ class RetentionRepository(Repository):
     # --- taking jobs away ---
 
     def mark(self, job_ids: Collection[str]) -> None:
-        """Say that these jobs are being removed. Rows are locked in the order of their ids, as everywhere."""
+        """Say that these jobs are being removed, and free their keys. Rows are locked in the order of their ids."""
         for job_id in sorted(job_ids):
             ended = update(Job).where(Job.id == job_id, Job.status.in_(TERMINAL), Job.pruned_at.is_(None))
-            self._changed(ended.values(pruned_at=self._now()))
+            self._changed(ended.values(pruned_at=self._now(), idempotency_key=None))
 
     def delete_some(self, job_id: str, limit: int) -> Mapping[str, int]:
         """Take away at most ``limit`` rows of a marked job, and at last its own; by table, nothing when all is gone."""
