@@ -10,10 +10,19 @@ import click
 
 from pipeline.cli.context import Context, pass_context
 from pipeline.cli.measures import aggregate, show_measures
-from pipeline.cli.output import json_option, print_json, print_pairs, show_job_status, show_seconds, show_time, talk
+from pipeline.cli.output import (
+    count_of,
+    json_option,
+    print_json,
+    print_pairs,
+    show_job_status,
+    show_seconds,
+    show_time,
+    talk,
+)
 
 if TYPE_CHECKING:
-    from pipeline.db.values import IndexView
+    from pipeline.db.values import HeldUp, IndexView
     from pipeline.jobs.deployment import Deployment
     from pipeline.jobs.status import JobReport
 
@@ -80,7 +89,11 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
     )
     if report.child_deaths:
         yield "crashes", f"{report.child_deaths:,} times a child died"
-    if job.error_message:
+    if report.failed_attempts:
+        yield "failed attempts", ", ".join(f"{count:,} {code}" for code, count in report.failed_attempts)
+    for held_up in report.waiting:
+        yield "waiting", show_held_up(held_up)
+    if job.error_message and (job.outcome == "failed" or job.status.is_terminal):
         yield "error", f"{job.error_code}: {job.error_message}"
     for code, count in report.error_codes:
         yield "item errors", f"{count:,} {code}"
@@ -117,6 +130,18 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
         )
         yield "served by", workers or "nobody"
     yield from _files(deployment, report)
+
+
+def show_held_up(held_up: HeldUp) -> str:
+    """``store_full: file:///... has no space left (2 shards; next try in about 4.0 s)``."""
+    parts = [count_of(held_up.shards, "shard")] if held_up.shards else []
+    if held_up.next_try_s is not None:
+        parts.append(f"next try in about {show_seconds(held_up.next_try_s)}" if held_up.next_try_s > 0 else "now due")
+    elif held_up.shards:
+        parts.append("being tried again")
+    else:
+        parts.append("tried again by itself")
+    return f"{held_up.reason} ({'; '.join(parts)})"
 
 
 def _files(deployment: Deployment, report: JobReport) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
+from pipeline.db.repository.attempts import AttemptRepository
 from pipeline.db.repository.claims import ClaimRepository
 from pipeline.db.repository.indexes import IndexRepository
 from pipeline.db.repository.jobs import JobRepository
@@ -57,6 +58,7 @@ class UnitOfWork:
         self.jobs = JobRepository(session)
         self.claims = ClaimRepository(session)
         self.shards = ShardRepository(session)
+        self.attempts = AttemptRepository(session)
         self.parts = PartRepository(session)
         self.pauses = PauseRepository(session)
         self.vectors = VectorRepository(session)

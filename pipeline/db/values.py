@@ -200,6 +200,19 @@ class AttemptFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldUp:
+    """Why a job does not get on: ``shards`` of it (0: the job as a whole) wait for one reason.
+
+    ``next_try_s`` is None where the next try is under way, or comes at no known time.
+    """
+
+    code: str
+    reason: str
+    shards: int
+    next_try_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class NewVector:
     """Metadata of one vector, in the order of the file's rows."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.db.states import JobStatus
-from pipeline.db.values import JobView, Measurement, WorkerView
+from pipeline.db.states import JobStatus, Outcome
+from pipeline.db.values import HeldUp, JobView, Measurement, WorkerView
 from pipeline.errors import Conflict, ExitCode, NotFound
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.owners import is_here, runs
@@ -32,6 +32,8 @@ class JobReport:
     error_codes: tuple[tuple[str, int], ...]
     metrics: tuple[Measurement, ...]
     attempts: int
+    failed_attempts: tuple[tuple[str, int], ...]
+    waiting: tuple[HeldUp, ...]
     child_deaths: int
     last_errors: tuple[str, ...]
     served_by: tuple[WorkerView, ...]
@@ -62,11 +64,31 @@ def report_job(deployment: Deployment, job_id: str) -> JobReport:
         codes = tuple(uow.jobs.error_counts(job.id))
         metrics = tuple(uow.metrics.of_job(job.id))
         attempts, deaths = uow.shards.attempts_of(job.id)
+        failed = tuple(uow.attempts.counts(job.id))
+        waiting = () if job.status.is_terminal else (*_held_up(job), *uow.attempts.held_up(job.id))
         last_errors = tuple(uow.shards.last_errors(job.id))
         children = uow.jobs.children(job.id)
     served = tuple(live_workers(deployment, job.kind))
     retries = tuple(RetryView(one.id, describe_result(one), one.total, one.succeeded) for one in children)
-    return JobReport(job, describe_result(job), codes, metrics, attempts, deaths, last_errors, served, retries)
+    return JobReport(
+        job=job,
+        result=describe_result(job),
+        error_codes=codes,
+        metrics=metrics,
+        attempts=attempts,
+        failed_attempts=failed,
+        waiting=waiting,
+        child_deaths=deaths,
+        last_errors=last_errors,
+        served_by=served,
+        retries=retries,
+    )
+
+
+def _held_up(job: JobView) -> Iterator[HeldUp]:
+    """Trouble of the planner or the finalizer; what a failed job says there is why it failed."""
+    if job.outcome is not Outcome.FAILED and job.error_code is not None:
+        yield HeldUp(job.error_code, f"{job.error_code}: {job.error_message}", 0, None)
 
 
 def count_errors(deployment: Deployment, job_id: str) -> Sequence[tuple[str, int]]:

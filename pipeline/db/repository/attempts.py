@@ -1,0 +1,54 @@
+"""Attempts that did not end well: how many, why, and what a job waits for now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import and_, exists, func, or_, select
+
+from pipeline.db.models import FailedAttempt, Part, Shard
+from pipeline.db.repository.base import Repository
+from pipeline.db.states import ShardStatus
+from pipeline.db.values import HeldUp
+
+
+class AttemptRepository(Repository):
+    """The ``failed_attempts`` table, beside the shards it is about."""
+
+    def counts(self, job_id: str, limit: int = 10) -> Sequence[tuple[str, int]]:
+        """How many attempts at a job's shards failed, by code, the most frequent first."""
+        number = func.count()
+        query = (
+            select(FailedAttempt.code, number)
+            .where(FailedAttempt.job_id == job_id)
+            .group_by(FailedAttempt.code)
+            .order_by(number.desc(), FailedAttempt.code)
+            .limit(limit)
+        )
+        return [(code, count) for code, count in self._session.execute(query)]
+
+    def held_up(self, job_id: str) -> Sequence[HeldUp]:
+        """What open shards wait for, a row for each code: those whose last attempt failed, until one has a new part."""
+        latest = select(func.max(FailedAttempt.id)).where(FailedAttempt.shard_id == Shard.id).scalar_subquery()
+        has_part = exists().where(Part.shard_id == Shard.id, Part.token == Shard.lease_token)
+        waits = and_(Shard.status == ShardStatus.PENDING, Shard.not_before.is_not(None))
+        # Giving back and claiming have raised the token by one each since the attempt that failed.
+        tries_again = and_(Shard.status == ShardStatus.LEASED, FailedAttempt.token == Shard.lease_token - 2, ~has_part)
+        query = (
+            select(FailedAttempt.code, func.count(), func.min(Shard.not_before), func.max(FailedAttempt.id))
+            .join(FailedAttempt, FailedAttempt.id == latest)
+            .where(Shard.job_id == job_id, or_(waits, tries_again))
+            .group_by(FailedAttempt.code)
+            .order_by(func.count().desc(), FailedAttempt.code)
+        )
+        rows = self._session.execute(query).all()
+        reasons = dict(
+            self._session.execute(
+                select(FailedAttempt.id, FailedAttempt.reason).where(FailedAttempt.id.in_([row[3] for row in rows]))
+            ).all()
+        )
+        now = self._now()
+        return [
+            HeldUp(code, reasons[newest], count, None if due is None else max(0.0, (due - now).total_seconds()))
+            for code, count, due, newest in rows
+        ]
