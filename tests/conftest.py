@@ -12,7 +12,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.fixtures.services", "tests.fixtures.house", "tests.fixtures.models", "tests.fixtures.encoders"]
+pytest_plugins = [
+    "tests.fixtures.services",
+    "tests.fixtures.restartable",
+    "tests.fixtures.object_store",
+    "tests.fixtures.house",
+    "tests.fixtures.models",
+    "tests.fixtures.encoders",
+]
 
 # Tests assert behaviour, never seconds.
 hypothesis.settings.register_profile("pipeline", deadline=None)
@@ -35,7 +42,7 @@ def full_counts() -> bool:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No setting of the developer's reaches a test, and no test reaches the developer's ``~/.pipeline``."""
-    for name in [name for name in os.environ if name.startswith("PIPELINE_")]:
+    for name in [name for name in os.environ if name.startswith(("PIPELINE_", "AWS_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(_home(tmp_path_factory)))
 

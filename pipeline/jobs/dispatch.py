@@ -6,9 +6,13 @@ A ring that cannot be sent is no error: a slot that is idle looks by itself ever
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from pipeline.config import Settings
+from pipeline.errors import BrokerUnavailable, ConfigError
+from pipeline.jobs.broker_tls import split_tls
+from pipeline.private import make_private_folder
 
 #: Task names; they never follow from module paths, so files may move.
 PLAN, RUN, FINALIZE = "job.plan", "shard.run", "job.finalize"
@@ -16,13 +20,22 @@ PLAN, RUN, FINALIZE = "job.plan", "shard.run", "job.finalize"
 #: Queue of planning and finalizing.
 CONTROL_QUEUE = "control"
 
+#: A broker that takes a connection and says nothing (a stopped process, TLS on one side only) holds nobody up for ever.
+REDIS_OPTIONS = {"socket_connect_timeout": 5, "socket_timeout": 10, "socket_keepalive": True}
+
+#: Seconds in which a process rings no more after a ring failed: with the broker away, taking back a hundred shards must
+#: not cost a hundred timeouts. Idle slots look by themselves more often than this.
+SILENCE_S = 5.0
+
 log = logging.getLogger(__name__)
 
 
 def celery_options(settings: Settings) -> dict[str, Any]:
-    """Configuration of the Celery app, the same for who sends and who receives."""
+    """Configuration of the Celery app, the same for who sends and who receives; raises ConfigError."""
+    url, tls = split_tls(settings.resolved_broker_url)
     options: dict[str, Any] = {
-        "broker_url": settings.resolved_broker_url,
+        "broker_url": url,
+        "broker_use_ssl": tls,
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_ignore_result": True,
@@ -41,6 +54,8 @@ def celery_options(settings: Settings) -> dict[str, Any]:
     }
     if options["broker_url"].startswith("filesystem:"):
         options["broker_transport_options"] = _folder_options(settings)
+    elif options["broker_url"].startswith("redis"):
+        options["broker_transport_options"] = dict(REDIS_OPTIONS)
     return options
 
 
@@ -51,7 +66,7 @@ def _folder_options(settings: Settings) -> dict[str, Any]:
     install_transport()
     root = settings.home_path / "broker"
     for name in ("messages", "control"):
-        (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(root / name)
     messages = str(root / "messages")
     return {
         "data_folder_in": messages,
@@ -68,6 +83,7 @@ class Doorbell:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._app: Any = None
+        self._silent_until = 0.0
 
     def plan(self, job_id: str) -> bool:
         return self._ring(PLAN, job_id, CONTROL_QUEUE)
@@ -82,35 +98,76 @@ class Doorbell:
     def _ring(self, task: str, argument: str, queue: str) -> bool:
         from kombu.exceptions import OperationalError
 
+        from pipeline.secrecy import mask_secrets
+
+        if time.monotonic() < self._silent_until:
+            return False
         try:
             if self._app is None:
-                from celery import Celery
-
-                self._app = Celery("pipeline", set_as_current=False)
-                self._app.conf.update(celery_options(self._settings))
+                self._app = self._make_app()
             self._app.send_task(task, args=[argument], queue=queue, retry=False)
-        except (OperationalError, OSError) as error:
-            log.warning("doorbell_not_sent", extra={"task": task, "argument": argument, "reason": str(error)})
+        except (OperationalError, OSError, ConfigError) as error:
+            self._silent_until = time.monotonic() + SILENCE_S
+            reason = mask_secrets(str(error))
+            log.warning("doorbell_not_sent", extra={"task": task, "argument": argument, "reason": reason})
             return False
         return True
 
+    def _make_app(self) -> Any:
+        from celery import Celery
+
+        app = Celery("pipeline", set_as_current=False)
+        options = celery_options(self._settings)
+        # kombu would try to connect for some seconds; who rings has other things to do.
+        options["broker_transport_options"] = {**options["broker_transport_options"], "max_retries": 0}
+        app.conf.update(options)
+        return app
+
     def check(self) -> None:
-        """Reach the broker once; raises BrokerUnavailable. For ``doctor``."""
+        """Reach the broker once, and see that it takes messages; raises BrokerUnavailable. For ``doctor``."""
         from kombu.connection import Connection
         from kombu.exceptions import OperationalError
 
-        from pipeline.config import mask_secrets
-        from pipeline.errors import BrokerUnavailable
+        from pipeline.secrecy import mask_secrets
 
         options = celery_options(self._settings)
         url = options["broker_url"]
         try:
-            with Connection(url, transport_options=options["broker_transport_options"], connect_timeout=5) as link:
+            with Connection(
+                url,
+                ssl=options["broker_use_ssl"],
+                transport_options=options["broker_transport_options"],
+                connect_timeout=5,
+            ) as link:
                 link.ensure_connection(max_retries=1, timeout=5)
-        except (OperationalError, OSError) as error:
-            raise BrokerUnavailable(f"{mask_secrets(url)}: {mask_secrets(str(error))}") from error
+                if url.startswith("redis"):
+                    # A full Redis answers every question and takes no message.
+                    link.default_channel.client.set("pipeline.doctor", "1", ex=5)
+        except (OperationalError, OSError, *_redis_errors()) as error:
+            text = mask_secrets(str(error))
+            raise BrokerUnavailable(f"{mask_secrets(url)}: {text}", hint=_way_out(text)) from error
 
     def close(self) -> None:
         if self._app is not None:
             self._app.close()
             self._app = None
+
+
+def _redis_errors() -> tuple[type[Exception], ...]:
+    from redis.exceptions import RedisError
+
+    return (RedisError,)
+
+
+#: What Redis, redis-py or OpenSSL say, and what to do about it.
+_WAYS_OUT = {
+    "invalid username-password": "broker_url has a password that the server does not know",
+    "Authentication required": "broker_url has no password, and the server asks for one: redis://:PASSWORD@HOST:6379/0",
+    "CERTIFICATE_VERIFY_FAILED": "name the file of the authority that signed the server's certificate: "
+    "rediss://...?ssl_ca_certs=/path/to/ca.pem",
+    "maxmemory": "the server is full: free memory in it or raise its maxmemory; until then jobs run, without rings",
+}
+
+
+def _way_out(text: str) -> str | None:
+    return next((hint for sign, hint in _WAYS_OUT.items() if sign in text), None)
