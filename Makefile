@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check verify lock clean bench-intake bench-orchestration bench-cranfield
+.PHONY: help demo test check verify lock clean bench-claims bench-intake bench-orchestration bench-cranfield
 
 help: ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ verify: .venv/.installed-dev ## the full counts that `make test` samples; resume
 
 bench-intake: .venv/.installed-dev ## lines/s and memory of reading a request file
 	@$(PY) tests/benchmarks/bench_intake.py $(BENCH_ARGS)
+
+bench-claims: .venv/.installed-dev ## claims/s of 16 processes on PostgreSQL; BENCH_ARGS="--sqlite"
+	@$(PY) tests/benchmarks/bench_claims.py $(BENCH_ARGS)
 
 bench-orchestration: .venv/.installed-dev ## share of a real job's time outside engine calls; needs `make demo` before
 	@$(PY) tests/benchmarks/bench_orchestration.py demo-output/home/models/smollm2 --requests 160 $(BENCH_ARGS)

@@ -10,6 +10,8 @@ Before you commit this:
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -71,7 +73,6 @@ def upgrade() -> None:
             )
         )
         batch_op.create_index(batch_op.f("ix_jobs_content_digest"), ["content_digest"], unique=False)
-        batch_op.create_index(batch_op.f("ix_jobs_expires_at"), ["expires_at"], unique=False)
         batch_op.create_index(batch_op.f("ix_jobs_parent_job_id"), ["parent_job_id"], unique=False)
 
     with op.batch_alter_table("shards", schema=None) as batch_op:
@@ -112,6 +113,18 @@ def upgrade() -> None:
             )
         )
 
+    # What a claim, a deadline and a look at the workers read, however many jobs and shards there are.
+    op.drop_index(op.f("ix_jobs_status_kind_priority_created_at"), table_name="jobs")
+    op.create_index(op.f("ix_jobs_status_id"), "jobs", ["status", "id"], unique=False)
+    best = [sa.text("priority DESC"), "created_at", "id"]
+    _create_partial_index("ix_jobs_running_best", "jobs", best, "status IN ('queued', 'in_progress')")
+    _create_partial_index("ix_jobs_running_oldest", "jobs", ["created_at", "id"], "status IN ('queued', 'in_progress')")
+    _create_partial_index(
+        "ix_jobs_open_expires_at", "jobs", ["expires_at"], "status IN ('in_progress', 'queued', 'validating')"
+    )
+    _create_partial_index("ix_shards_pending", "shards", ["job_id", "ordinal"], "status = 'pending'")
+    _create_partial_index("ix_shards_lease_owner", "shards", ["lease_owner"], "lease_owner IS NOT NULL")
+
     with op.batch_alter_table("workers", schema=None) as batch_op:
         batch_op.add_column(sa.Column("paused", sa.Boolean(), nullable=False, server_default=sa.false()))
 
@@ -121,7 +134,17 @@ def upgrade() -> None:
     op.create_index(op.f("ix_vectors_shard_id"), "vectors", ["shard_id"], unique=False)
 
 
+def _create_partial_index(name: str, table: str, columns: list[Any], where: str) -> None:
+    op.create_index(name, table, columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+
+
 def downgrade() -> None:
+    for name in ("lease_owner", "pending"):
+        op.drop_index(f"ix_shards_{name}", table_name="shards")
+    for name in ("open_expires_at", "running_oldest", "running_best", "status_id"):
+        op.drop_index(f"ix_jobs_{name}", table_name="jobs")
+    columns = ["status", "kind", "priority", "created_at"]
+    op.create_index(op.f("ix_jobs_status_kind_priority_created_at"), "jobs", columns, unique=False)
     op.drop_index(op.f("ix_vectors_shard_id"), table_name="vectors")
     op.drop_index(op.f("ix_vector_files_part_id"), table_name="vector_files")
     op.drop_index(op.f("ix_metrics_shard_id"), table_name="metrics")
@@ -129,7 +152,7 @@ def downgrade() -> None:
     op.drop_column("workers", "paused")
     for name in ("alone_deaths", "cleared", "suspects", "waits", "sha256"):
         op.drop_column("shards", name)
-    for name in ("parent_job_id", "expires_at", "content_digest"):
+    for name in ("parent_job_id", "content_digest"):
         op.drop_index(op.f(f"ix_jobs_{name}"), table_name="jobs")
     for name in ("pruned_at", "finalize_tries", "content_digest"):
         op.drop_column("jobs", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, TextClause, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pipeline.db.base import Base, BigKey
@@ -14,6 +14,14 @@ from pipeline.db.states import JobStatus, Outcome, ShardStatus
 _ID = String(40)
 _SHA256 = String(64)
 _URI = String(512)
+
+#: Conditions of partial indexes; a statement that wants one spells them in the same way, with no parameter in them.
+_RUNNING = "status IN ('queued', 'in_progress')"
+_OPEN = "status IN ('in_progress', 'queued', 'validating')"
+
+
+def _where(condition: str) -> dict[str, TextClause]:
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class Job(Base):
@@ -77,9 +85,12 @@ class Job(Base):
     __table_args__ = (
         CheckConstraint("processing + succeeded + errored + cancelled + expired = total", name="counts_sum"),
         CheckConstraint("processing >= 0 AND shards_open >= 0", name="counts_positive"),
-        Index(None, "status", "kind", "priority", "created_at"),
+        Index(None, "status", "id"),
         Index(None, "created_at"),
-        Index(None, "expires_at"),
+        # The two orders in which a claim looks at running jobs, and the one in which deadlines come.
+        Index("ix_jobs_running_best", priority.desc(), "created_at", "id", **_where(_RUNNING)),
+        Index("ix_jobs_running_oldest", "created_at", "id", **_where(_RUNNING)),
+        Index("ix_jobs_open_expires_at", "expires_at", **_where(_OPEN)),
         Index(None, "content_digest"),
         Index(None, "parent_job_id"),
     )
@@ -126,6 +137,9 @@ class Shard(Base):
         CheckConstraint("succeeded + errored <= item_count", name="counts_within"),
         Index(None, "job_id", "status", "ordinal"),
         Index(None, "status", "id"),
+        # Of a long job the first shards are done: who looks for a pending one must not read past them.
+        Index("ix_shards_pending", "job_id", "ordinal", **_where("status = 'pending'")),
+        Index("ix_shards_lease_owner", "lease_owner", **_where("lease_owner IS NOT NULL")),
     )
 
 

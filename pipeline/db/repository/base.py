@@ -6,13 +6,13 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, func, literal, select
+from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Executable
 
-from pipeline.db.base import Base, UtcDateTime
+from pipeline.db.base import Base
 from pipeline.secrecy import mask_secrets
 
 
@@ -58,12 +58,6 @@ class Repository:
             assert isinstance(now, datetime)
             return now
         return utc_now()
-
-    def _clock(self) -> ColumnElement[datetime]:
-        """The same inside a statement: no question of its own, and one value for the planner."""
-        if self._session.get_bind().dialect.name == "postgresql":
-            return func.statement_timestamp(type_=UtcDateTime())
-        return literal(utc_now(), UtcDateTime())
 
     def _insert_missing(self, table: type[Base], values: dict[str, Any]) -> None:
         """Insert a row unless one with its key is there, also when another process does the same at this moment."""
