@@ -9,13 +9,16 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from queue import Empty, SimpleQueue
 
 from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
-from pipeline.db.repository.jobs import STARVATION_BOUND
+from pipeline.db.repository.claims import LOOK_JOBS, STARVATION_BOUND, ModelKey
+from pipeline.db.session import UnitOfWork
 from pipeline.db.values import Candidate, ShardLease
 from pipeline.errors import JobError, PipelineError, TransientError
 from pipeline.failpoints import fail_point
@@ -23,7 +26,9 @@ from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.dispatch import CONTROL_QUEUE
 from pipeline.jobs.execution import ShardExecution
 from pipeline.jobs.finalize import finalize
+from pipeline.jobs.neighbours import bury
 from pipeline.jobs.planner import plan
+from pipeline.jobs.presence import Presence
 from pipeline.jobs.reconcile import Reconciler
 from pipeline.ports import EngineHost
 
@@ -31,6 +36,12 @@ log = logging.getLogger(__name__)
 
 #: Threads for planning and finalizing, beside the slots.
 CONTROL_THREADS = 2
+
+#: Looks of one claim: jobs whose shards others took between the look and the claim are looked at again.
+CLAIM_LOOKS = 4
+
+#: Models of jobs, here or not, that are remembered between claims; each is looked for again at every claim.
+MODELS_KEPT = 1_000
 
 #: Seconds a running shard may take to stop when the worker drains: a child's grace to obey a cancel, and a margin.
 DRAIN_S = 15.0
@@ -49,9 +60,14 @@ class WorkerService:
         device: str,
         memory_bytes: int,
         only_job: str | None = None,
+        awake: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """``only_job`` makes a service that plans and serves one job; of others it mends only what reconcile finds."""
+        """``only_job`` makes a service that plans and serves one job; of others it mends only what reconcile finds.
+
+        ``awake`` makes the context that work under a lease runs in: a host that would sleep does not.
+        """
         self._deployment = deployment
+        self._awake = awake
         self._hosts = tuple(hosts)
         self._free: SimpleQueue[EngineHost] = SimpleQueue()
         for host in hosts:
@@ -61,12 +77,16 @@ class WorkerService:
         self._serves_control = CONTROL_QUEUE in queues
         self._drain = threading.Event()
         self._wake = threading.Event()
+        self._ticking = threading.Lock()
+        self._closed = False
         self._only_job = only_job
+        self._models: frozenset[ModelKey] = frozenset()
         self._running: set[ShardExecution] = set()
         self._idle = threading.Condition()
         self._control_pool = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control")
         self._control_jobs: dict[tuple[str, str], Future[None]] = {}
         self._reconciler = Reconciler(deployment, worker_id, self.control)
+        self._presence = Presence(deployment.settings.home_path, worker_id)
         with deployment.database.write() as uow:
             uow.workers.add(
                 worker_id=worker_id,
@@ -125,7 +145,8 @@ class WorkerService:
         with self._idle:
             self._running.add(execution)
         try:
-            execution.run()
+            with self._awake():
+                execution.run()
         finally:
             with self._idle:
                 self._running.discard(execution)
@@ -133,38 +154,49 @@ class WorkerService:
 
     def _claim(self, host: EngineHost) -> ShardLease | None:
         """The best shard this host can serve: starved first, then priority, then a model already loaded, then age."""
-        with self._deployment.database.read() as uow:
-            models = uow.jobs.claimable_models(self._kinds)
-        held = [(name, digest) for name, digest in models if self._holds(name, digest)]
-        with self._deployment.database.read() as uow:
-            candidates = uow.jobs.candidates(self._kinds, held, only=self._only_job)
-        loaded = host.loaded
-
-        def order(one: Candidate) -> tuple[bool, int, bool, float, str]:
-            is_warm = loaded is not None and loaded.kind == one.kind and loaded.model_digest == one.model_digest
-            starved = one.passed_over >= STARVATION_BOUND
-            return not starved, -one.priority, not is_warm, one.created_at.timestamp(), one.job_id
-
-        for chosen in sorted(candidates, key=order):
+        loaded = None if host.loaded is None else (host.loaded.kind, host.loaded.model_digest)
+        # Looking for models may take long, so it is done between transactions: those met before, then those met now.
+        models = {model: self._holds(*model) for model in self._models}
+        limit, lost = LOOK_JOBS, 0
+        while lost < CLAIM_LOOKS:
+            absent = [model for model, held in models.items() if not held]
             with self._deployment.database.write() as uow:
-                lease = uow.shards.claim(chosen.job_id, self.worker_id)
-                fail_point("claim.in_commit")
+                found = uow.claims.candidates(
+                    self._kinds, self.worker_id, loaded=loaded, without=absent, only=self._only_job, limit=limit
+                )
+                met = {(one.model, one.model_digest) for one in found} - models.keys()
+                lease = None if met else self._take(uow, found, loaded)
+            self._models = frozenset(models) if len(models) <= MODELS_KEPT else frozenset()
             if lease is not None:
                 fail_point("claim.after_commit")
-                self._count_claim(chosen, candidates)
                 return lease
+            if not found:
+                return None
+            models |= {model: self._holds(*model) for model in met}
+            if not met:
+                lost += 1  # others took all that was found, and there may be more behind
+            elif not all(models[model] for model in met):
+                limit *= 4
         return None
 
-    def _count_claim(self, chosen: Candidate, candidates: Sequence[Candidate]) -> None:
-        """Bookkeeping against starvation; the claim stands whatever becomes of it."""
-        older = {one.job_id for one in candidates if one.created_at < chosen.created_at}
-        if not older and not chosen.passed_over:
-            return
-        try:
-            with self._deployment.database.write() as uow:
-                uow.jobs.count_claim(chosen.job_id, older)
-        except TransientError as error:
-            log.warning("claim_not_counted", extra={"job": chosen.job_id, "reason": str(error)})
+    def _take(
+        self, uow: UnitOfWork, candidates: Sequence[Candidate], loaded: tuple[str, str | None] | None
+    ) -> ShardLease | None:
+        """A shard of the first job in order that still has one. Of jobs passed over the oldest counts, and starves first."""
+
+        def order(one: Candidate) -> tuple[bool, int, bool, datetime, str]:
+            starved = one.passed_over >= STARVATION_BOUND
+            return not starved, -one.priority, loaded != (one.kind, one.model_digest), one.created_at, one.job_id
+
+        for chosen in sorted(candidates, key=order):
+            lease = uow.shards.claim(chosen.job_id, self.worker_id)
+            fail_point("claim.in_commit")
+            if lease is not None:
+                oldest = min(candidates, key=lambda one: (one.created_at, one.job_id))
+                if oldest is not chosen or chosen.passed_over:
+                    uow.claims.count(chosen.job_id, oldest.job_id)
+                return lease
+        return None
 
     def _holds(self, name: str | None, digest: str | None) -> bool:
         """Whether the model that a job pinned is on this host, now. Jobs that pin none are taken by name."""
@@ -220,17 +252,31 @@ class WorkerService:
     # --- keeping alive ---
 
     def tick(self) -> None:
-        """Beat and reconcile; the database being away is logged, and tried again at the next tick."""
-        try:
-            requests = [host.loaded for host in self._hosts]
-            digests = {request.model_digest for request in requests if request is not None and request.model_digest}
-            with self._deployment.database.write() as uow:
-                uow.workers.beat(self.worker_id, digests)
-            self._reconciler.tick()
-        except TransientError as error:
-            log.warning("tick_failed", extra={"reason": str(error)})
-        except Exception:
-            log.exception("tick_failed")  # without ticks the worker would be taken for dead
+        """Beat and reconcile; the database being away is logged, and tried again at the next tick.
+
+        A worker that drains beats still, lest it be taken for dead, and leaves reconciling to another.
+        """
+        with self._ticking:
+            if self._closed:
+                return
+            try:
+                self._beat()
+                if self._drain.is_set():
+                    self._reconciler.release()
+                else:
+                    bury(self._deployment, self._presence)
+                    self._reconciler.tick()
+            except TransientError as error:
+                log.warning("tick_failed", extra={"reason": str(error)})
+            except Exception:
+                log.exception("tick_failed")  # without ticks the worker would be taken for dead
+
+    def _beat(self) -> None:
+        requests = [host.loaded for host in self._hosts]
+        digests = {request.model_digest for request in requests if request is not None and request.model_digest}
+        status = "draining" if self._drain.is_set() else "live"
+        with self._deployment.database.write() as uow:
+            uow.workers.beat(self.worker_id, digests, status=status)
 
     def drain(self) -> None:
         """Take no more shards; those running stop soon, keep what is finished and give their leases back."""
@@ -242,7 +288,7 @@ class WorkerService:
             execution.stop()
 
     def close(self) -> None:
-        """Drain, end the children, say goodbye. Nothing may call :meth:`tick` any more."""
+        """Drain, end the children, say goodbye. :meth:`tick` may be called all the while, and does nothing afterwards."""
         self.drain()
         self._say("draining")
         self._wait_idle(DRAIN_S)
@@ -250,11 +296,14 @@ class WorkerService:
             host.close()  # also ends a load, which cannot be asked to stop
         self._wait_idle(DRAIN_S)
         self._control_pool.shutdown(wait=True, cancel_futures=True)
-        self._say("stopped")
-        try:
-            self._reconciler.release()
-        except TransientError as error:
-            log.warning("reconcile_lease_left_to_expire", extra={"reason": str(error)})
+        with self._ticking:
+            self._closed = True
+            self._say("stopped")
+            try:
+                self._reconciler.release()
+            except TransientError as error:
+                log.warning("reconcile_lease_left_to_expire", extra={"reason": str(error)})
+        self._presence.close()
 
     def _say(self, status: str) -> None:
         try:

@@ -52,6 +52,11 @@ class WorkerRepository(Repository):
             )
         )
 
+    def bury(self, worker_id: str) -> None:
+        """Say that a worker is dead, by who knows it; one that stopped in order has said so itself."""
+        statement = update(Worker).where(Worker.id == worker_id, Worker.status.in_(("live", "draining")))
+        self._changed(statement.values(status="dead"))
+
     def set_status(self, worker_id: str, status: str, *, heartbeats: int | None = None) -> bool:
         """``stopped`` by itself, or ``dead`` by an observer that saw ``heartbeats`` stand still."""
         statement = update(Worker).where(Worker.id == worker_id)
@@ -133,6 +138,11 @@ class WorkerRepository(Repository):
     def release_named(self, held: NamedLease) -> None:
         statement = update(Lease).where(Lease.name == held.name, Lease.token == held.token)
         self._changed(statement.values(owner=None))
+
+    def free_leases_of(self, owner: str) -> None:
+        """Free what a process held that is known to be gone."""
+        statement = update(Lease).where(Lease.owner == owner)
+        self._changed(statement.values(owner=None, token=Lease.token + 1))
 
     # --- the store ---
 
