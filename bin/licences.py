@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 
 PROJECT = "mac-batch-pipeline"
-EXTRAS = frozenset({"postgres", "dev"})
+EXTRAS = frozenset({"postgres", "s3", "dev"})
 
 #: GPL, AGPL and their long names, but neither LGPL nor "Lesser".
 COPYLEFT = re.compile(r"(?<![A-Za-z])A?GPL|GNU (Affero )?General Public", re.IGNORECASE)

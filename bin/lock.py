@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "lock.txt"
 
-#: Extras whose packages are locked. ``vlm`` and ``s3`` bring whole ecosystems and are resolved when they are asked for.
-EXTRAS = ("postgres", "dev")
+#: Extras whose packages are locked. ``vlm`` brings a whole ecosystem and is resolved when it is asked for.
+EXTRAS = ("postgres", "s3", "dev")
 
 #: Brought by PyTorch's CUDA build on Linux alone; nothing here uses it, so nothing here pins it.
 UNLOCKED = re.compile(r"^(nvidia-|cuda-|triton$)")

@@ -58,7 +58,12 @@ class Settings(BaseModel):
     broker_url: str | None = Field(
         default=None, description="`redis://`, `rediss://`, `redis+socket://`; the default is a folder in `home`"
     )
-    store_url: str | None = Field(default=None, description="where files lie; the default is `file://` in `home`")
+    store_url: str | None = Field(
+        default=None, description="where files lie: `file://` or `s3://bucket/prefix`; the default is a folder in `home`"
+    )
+    store_timeout_s: float = Field(
+        default=20.0, gt=0, description="an `s3://` store that is silent this long, three times, is out of reach"
+    )
 
     queues: Words = Field(default=ALL_QUEUES, description="queues a worker serves")
     slots: int = Field(default=1, ge=1, le=64, description="shards a worker runs at the same time, one child each")

@@ -45,7 +45,7 @@ class Deployment:
             migrate.check(url)
         database = Database(url)
         try:
-            store = ArtifactStore(settings.resolved_store_url)
+            store = ArtifactStore(settings.resolved_store_url, timeout_s=settings.store_timeout_s)
             store.ensure()
             _check_identity(database, store)
         except BaseException:

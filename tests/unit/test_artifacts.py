@@ -14,12 +14,12 @@ from pipeline.errors import ArtifactCorrupt, ArtifactMissing, ConfigError, Store
 from pipeline.store.artifacts import ArtifactStore
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
-    """A folder, and an object store that fsspec keeps in memory."""
+    """A folder, then a bucket of a real server."""
     if request.param == "file":
         return ArtifactStore((tmp_path / "my store").as_uri())
-    return ArtifactStore(f"memory://{tmp_path.name}")
+    return ArtifactStore(request.getfixturevalue("bucket_url"))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_file_and_folder_are_synced_before_create_returns(
         synced.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
         real(handle)
 
-    monkeypatch.setattr("pipeline.store.artifacts.os.fsync", fsync)
+    monkeypatch.setattr("pipeline.store.folder.os.fsync", fsync)
     folder_store.put_bytes("jobs/a/part", b"x")
     # The root, tmp, jobs and a are new: each name is made durable in the folder above it.
     assert synced == ["folder", "folder", "file", "folder", "folder", "folder"]
@@ -121,7 +121,7 @@ def test_a_full_disk_is_store_full_and_leaves_nothing(
     def full(_handle: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("pipeline.store.artifacts.os.fsync", full)
+    monkeypatch.setattr("pipeline.store.folder.os.fsync", full)
     with pytest.raises(StoreFull):
         folder_store.put_bytes("jobs/a/part", b"x")
     assert files_in(tmp_path / "store") == []
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_while_the_block_writes_is_store_full(
     name = "0" * 32
     (tmp_path / "store" / "tmp" / name).symlink_to("/dev/full")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.store.artifacts.uuid.uuid4", lambda: type("U", (), {"hex": name})())
+        patch.setattr("pipeline.store.folder.uuid.uuid4", lambda: type("U", (), {"hex": name})())
         with pytest.raises(StoreFull), folder_store.create("part") as pending:
             pending.stream.write(b"x" * size)
     assert not folder_store.exists("part")
@@ -147,7 +147,7 @@ def test_another_error_of_the_disk_is_unavailable(folder_store: ArtifactStore, m
     def broken(_handle: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("pipeline.store.artifacts.os.fsync", broken)
+    monkeypatch.setattr("pipeline.store.folder.os.fsync", broken)
     with pytest.raises(StoreUnavailable, match="Input/output error"):
         folder_store.put_bytes("part", b"x")
 
@@ -198,7 +198,35 @@ def test_the_root_is_private_to_its_owner(folder_store: ArtifactStore, tmp_path:
     assert (tmp_path / "store").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("url", ["file:relative", "file://", "nothing-of-the-kind://x/y"])
+def test_a_listing_shows_what_lies_under_a_prefix(store: ArtifactStore) -> None:
+    for name in ("jobs/a/parts/0/1-0.jsonl", "jobs/a/output.1.jsonl", "jobs/ab/output.1.jsonl", "inputs/x.jsonl"):
+        store.put_bytes(name, b"four")
+
+    found = list(store.files("jobs/a/"))
+
+    assert sorted(file.uri for file in found) == ["jobs/a/output.1.jsonl", "jobs/a/parts/0/1-0.jsonl"]
+    assert {file.size for file in found} == {4}
+    assert all(0.0 <= file.age_s < 3600 for file in found)
+    assert len(list(store.files())) == 4
+    assert list(store.files("nothing/")) == []
+
+
+def test_a_stream_is_read_line_by_line(store: ArtifactStore) -> None:
+    lines = [b"line %d\n" % number for number in range(200_000)]
+    store.put_bytes("input", b"".join(lines))
+    with store.open("input") as stream:
+        assert list(stream) == lines
+
+
+def test_an_empty_range_of_a_missing_file_is_missing(store: ArtifactStore) -> None:
+    with pytest.raises(ArtifactMissing):
+        store.read_bytes("nowhere", start=4, end=4)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:relative", "file://", "nothing-of-the-kind://x/y", "s3://", "s3://a", "s3://bucket/p?q=1", "memory://x"],
+)
 def test_a_url_that_cannot_be_a_store_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         ArtifactStore(url)
