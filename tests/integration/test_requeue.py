@@ -89,7 +89,7 @@ def test_one_shard_is_revived_and_the_other_stays_failed(house: House) -> None:
         ShardStatus.PENDING,
     ]
     assert house.job(job_id).errored == 3
-    with pytest.raises(Conflict, match="shard 2 of .* is pending, not failed"):
+    with pytest.raises(Conflict, match=r"shard 2 of .* is pending, not failed"):
         requeue(house.deployment, job_id, shard=2)
     with pytest.raises(NotFound, match="no shard 3"):
         requeue(house.deployment, job_id, shard=3)
