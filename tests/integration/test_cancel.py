@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
-from pipeline.db.values import NewPart, ShardLease
+from pipeline.db.values import JobLease, NewPart, ShardLease
 from pipeline.errors import Conflict, LeaseLost
 from pipeline.formats.ranges import dump_ranges
 from pipeline.jobs.cancel import cancel, settle
 from pipeline.jobs.finalize import finalize
+from pipeline.jobs.owners import command_owner
 from pipeline.jobs.planner import plan
 from pipeline.ports import WorkItem
 from tests.fixtures.house import PATIENCE_S, House, MakeHouse
@@ -128,6 +130,95 @@ def test_cancel_ends_a_job_whose_shard_is_leased_to_the_dead(house: House) -> No
     assert [line["custom_id"] for line in house.results(job_id, "errors")] == ["r1", "r3", "r4", "r5"]
     with pytest.raises(LeaseLost):
         renew(house, lease)
+
+
+# --- a command that died while it wrote the files, and nobody lives who would free its lease ---
+
+
+def begin_to_finalize(house: House, owner: str) -> tuple[str, JobLease]:
+    """A cancelled job whose finalizer, ``owner``, does not go on."""
+    job_id = house.submit(requests(3))
+    with house.deployment.database.write() as uow:
+        assert uow.jobs.request_outcome(job_id, Outcome.CANCELLED)
+    settle(house.deployment, job_id)
+    with house.deployment.database.write() as uow:
+        lease = uow.jobs.lease(job_id, JobStatus.FINALIZING, owner)
+    assert lease is not None
+    return job_id, lease
+
+
+def test_second_cancel_takes_over_from_a_command_that_is_gone_at_once(house: House) -> None:
+    script = "from pipeline.jobs.owners import command_owner; print(command_owner(), end='')"
+    owner = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    job_id, lease = begin_to_finalize(house, owner)
+    said: list[str] = []
+    job = cancel(house.deployment, job_id, tell=said.append)
+    assert (job.status, job.cancelled) == (JobStatus.CANCELLED, 3)
+    assert said == [], "there was nothing to wait for"
+    with pytest.raises(LeaseLost), house.deployment.database.write() as uow:
+        uow.jobs.renew(lease)
+
+
+def test_second_cancel_takes_over_what_stands_still_and_says_that_it_waits(house: House) -> None:
+    job_id, _ = begin_to_finalize(house, "a command of another host")
+    said: list[str] = []
+    started = time.monotonic()
+    job = cancel(house.deployment, job_id, tell=said.append)
+    assert time.monotonic() - started >= house.settings.lease_s
+    assert (job.status, job.cancelled) == (JobStatus.CANCELLED, 3)
+    assert len(said) == 1
+    assert "another process began to write the files" in said[0]
+
+
+def test_second_cancel_leaves_a_finalizer_that_moves(house: House) -> None:
+    job_id, lease = begin_to_finalize(house, command_owner())
+    stop = threading.Event()
+
+    def move() -> None:
+        while not stop.wait(house.settings.renew_s):
+            with house.deployment.database.write() as uow:
+                uow.jobs.renew(lease)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        assert cancel(house.deployment, job_id).status is JobStatus.FINALIZING
+    finally:
+        stop.set()
+        mover.join()
+    assert house.job(job_id).lease_owner == lease.owner
+
+
+def test_second_cancel_looks_whether_the_workers_of_other_hosts_are_alive(house: House) -> None:
+    """Their rows say so for ever when nobody is left to reconcile."""
+    with house.deployment.database.write() as uow:
+        uow.workers.add(worker_id="far", host="elsewhere", pid=1, queues=["generate"], slots=1, device="test", memory=0)
+    job_id = house.submit(requests(4), shard_items=2)
+    plan(house.deployment, job_id, owner="planner")
+    lease = claim(house, job_id, "far")
+    assert cancel(house.deployment, job_id).status is JobStatus.CANCELLING, "the first leaves it its chance"
+    said: list[str] = []
+    job = cancel(house.deployment, job_id, tell=said.append)
+    assert (job.status, job.cancelled, job.processing) == (JobStatus.CANCELLED, 4, 0)
+    assert "other hosts" in said[0]
+    with pytest.raises(LeaseLost):
+        renew(house, lease)
+
+
+def test_second_cancel_leaves_shards_of_a_worker_whose_heart_moves(house: House) -> None:
+    with house.deployment.database.write() as uow:
+        uow.workers.add(worker_id="far", host="elsewhere", pid=1, queues=["generate"], slots=1, device="test", memory=0)
+    job_id = house.submit(requests(2))
+    plan(house.deployment, job_id, owner="planner")
+    lease = claim(house, job_id, "far")
+    cancel(house.deployment, job_id)
+
+    def beat(text: str) -> None:
+        with house.deployment.database.write() as uow:
+            uow.workers.beat("far", [])
+
+    assert cancel(house.deployment, job_id, tell=beat).status is JobStatus.CANCELLING
+    renew(house, lease)
 
 
 def test_cancel_leaves_the_lease_of_a_live_worker(house: House) -> None:
