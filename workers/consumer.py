@@ -61,6 +61,7 @@ class DoorbellConsumer:
         """The controller, not the command's Worker: signals stay ours."""
         return self._app.WorkController(
             pool="threads",
+            consumer_cls="tasks.screening:ScreenedConsumer",
             concurrency=self._role.concurrency,
             queues=list(self._role.queues),
             hostname=f"{self._role.worker_id[:12]}@{socket.gethostname()}",
