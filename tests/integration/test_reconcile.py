@@ -12,8 +12,9 @@ import pytest
 
 from pipeline.db.repository.jobs import JobRepository
 from pipeline.db.repository.shards import ShardRepository
+from pipeline.db.repository.workers import WorkerRepository
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
-from pipeline.db.values import JobLease
+from pipeline.db.values import JobLease, WorkerView
 from pipeline.errors import LeaseLost
 from pipeline.jobs.leases import NamedHolder
 from pipeline.jobs.planner import plan
@@ -49,6 +50,17 @@ def lease_job(house: House, job_id: str, status: JobStatus, owner: str) -> JobLe
         lease = uow.jobs.lease(job_id, status, owner)
     assert lease is not None
     return lease
+
+
+def holds_reconcile(house: House) -> str | None:
+    with house.deployment.database.read() as uow:
+        lease = uow.workers.named_lease(LEASE_NAME)
+    return None if lease is None else lease.owner
+
+
+def row_of(house: House, worker_id: str) -> WorkerView:
+    with house.deployment.database.read() as uow:
+        return next(worker for worker in uow.workers.live() if worker.id == worker_id)
 
 
 def renew_jobs(house: House, *leases: JobLease) -> None:
@@ -199,6 +211,61 @@ def test_worker_whose_heart_stands_still_is_taken_for_dead_until_it_beats(house:
     assert live() == {"watcher", "alive"}
     beat("dead")
     assert live() == {"watcher", "alive", "dead"}
+
+
+def test_dead_worker_behind_pages_of_healthy_ones_is_found(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerRepository, "live_page", partialmethod(WorkerRepository.live_page, limit=2))
+    names = [f"worker-{number}" for number in range(6)]
+    with house.deployment.database.write() as uow:
+        for name in names:
+            uow.workers.add(worker_id=name, host="h", pid=1, queues=["generate"], slots=1, device="test", memory=0)
+
+    def beat() -> None:
+        for name in names[:-1]:
+            with house.deployment.database.write() as uow:
+                uow.workers.beat(name, [])
+
+    def live() -> list[str]:
+        with house.deployment.database.read() as uow:
+            return sorted(worker.id for worker in uow.workers.live())
+
+    tick_until(house, watcher(house), beat, lambda: names[-1] not in live())
+    assert live() == names[:-1]
+
+
+def test_worker_that_is_forgotten_leaves_its_shards_to_be_taken_back(house: House) -> None:
+    """A shard that moves is nobody's to take, whatever is said of its worker."""
+    job_id = house.submit(requests(2), shard_items=1)
+    plan(house.deployment, job_id, owner="planner")
+    with house.deployment.database.write() as uow:
+        uow.workers.add(worker_id="dead", host="h", pid=1, queues=["generate"], slots=1, device="test", memory=0)
+        assert uow.workers.set_status("dead", "dead")
+    moving, still = claim(house, job_id, "dead"), claim(house, job_id, "dead")
+    tick_until(
+        house,
+        watcher(house),
+        lambda: renew(house, moving),
+        lambda: house.shards(job_id)[1].status is ShardStatus.PENDING,
+    )
+    assert house.shards(job_id)[1].id == still.shard_id
+    assert house.shards(job_id)[0].status is ShardStatus.LEASED
+
+
+def test_worker_that_drains_beats_and_leaves_reconciling_to_another_at_once(house: House) -> None:
+    first, second = make_service(house, ScriptedHost()), watcher(house)
+    house.wait_for(lambda: first.tick() or holds_reconcile(house) == first.worker_id, "the lease")
+    first.drain()
+    before = row_of(house, first.worker_id).heartbeats
+    first.tick()
+    assert (row_of(house, first.worker_id).status, row_of(house, first.worker_id).heartbeats) == (
+        "draining",
+        before + 1,
+    )
+    assert second.tick(), "it was given back, not left to run out"
+    first.close()
+    first.tick()
+    with house.deployment.database.read() as uow:
+        assert uow.workers.live() == [], "who has said that it stopped beats no more"
 
 
 # --- the named lease ---
