@@ -54,8 +54,8 @@ def test_what_is_no_name_is_thrown_away(payload: Any) -> None:
 
 def test_payload_that_raises_is_thrown_away() -> None:
     class Message:
-        headers: dict[str, Any] = {"task": RUN}  # noqa: RUF012
-        properties: dict[str, Any] = {}  # noqa: RUF012
+        headers: dict[str, Any] = {"task": RUN}
+        properties: dict[str, Any] = {}
 
         @property
         def payload(self) -> Any:
