@@ -6,9 +6,10 @@ LOCKED := pyproject.toml requirements/lock.txt requirements/demo-models.txt bin/
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check verify lock clean bench-claims bench-intake bench-orchestration bench-cranfield
+.PHONY: help demo test chaos check verify lock clean bench-claims bench-intake bench-orchestration bench-cranfield
 
 help: ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -24,6 +25,9 @@ demo: .venv/.installed-core ## run the main job on two small real models, with n
 
 test: .venv/.installed-dev ## run the tests; PYTEST_ARGS="-k word" for some of them
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+chaos: .venv/.installed-dev ## kill, stop, flush, fill and restart things under a job and see that nothing is lost; CHAOS_ARGS="--seeds 20 --database sqlite"
+	@$(PY) -m tests.chaos $(CHAOS_ARGS)
 
 check: .venv/.installed-dev ## lint, format, types, import contracts, migrations, licences
 	@sh bin/check
@@ -47,4 +51,4 @@ lock: .venv/.installed-dev ## resolve requirements/lock.txt anew, for Linux and 
 	@$(PY) bin/lock.py
 
 clean: ## remove the environment, caches and what was built
-	rm -rf .venv .verify build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+	rm -rf .venv .verify .chaos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from tests.fixtures.house import House
+from tests.fixtures.house import HOUSE_MARK, House
 
 
 def processes_of(house: House) -> list[psutil.Process]:
@@ -25,7 +25,7 @@ def engines_of(house: House, parent: int | None = None) -> list[psutil.Process]:
 
 
 def _home(process: psutil.Process) -> str | None:
-    return process.environ().get("PIPELINE_HOME")
+    return process.environ().get(HOUSE_MARK)
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -88,7 +88,7 @@ def undisturbed(start: Start, home: Path) -> Start:
     house = copy(start, home)
     job = house.work_off(start.job_id)
     assert job.status is JobStatus.COMPLETED, house.logs()
-    output, errors = (read(house, start.job_id, which) for which in ("output", "errors"))  # type: ignore[arg-type]
+    output, errors = read(house, start.job_id, "output"), read(house, start.job_id, "errors")
     house.stop()
     return Start(start.home, start.job_id, output, errors)
 
