@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, TextClause, UniqueConstraint, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pipeline.db.base import Base, BigKey
@@ -20,7 +20,7 @@ _RUNNING = "status IN ('queued', 'in_progress')"
 _OPEN = "status IN ('in_progress', 'queued', 'validating')"
 
 
-def _where(condition: str) -> dict[str, TextClause]:
+def _where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -39,6 +39,9 @@ CONTROL_THREADS = 2
 
 #: Looks of one claim: jobs whose shards others took between the look and the claim are looked at again.
 CLAIM_LOOKS = 4
+
+#: Claims that passed over the oldest job before that is written down: each writing costs as much as a claim.
+COUNT_STEP = 4
 
 #: Models of jobs, here or not, that are remembered between claims; each is looked for again at every claim.
 MODELS_KEPT = 1_000
@@ -81,6 +84,7 @@ class WorkerService:
         self._closed = False
         self._only_job = only_job
         self._models: frozenset[ModelKey] = frozenset()
+        self._passed_over = ("", 0)
         self._running: set[ShardExecution] = set()
         self._idle = threading.Condition()
         self._control_pool = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control")
@@ -154,7 +158,7 @@ class WorkerService:
 
     def _claim(self, host: EngineHost) -> ShardLease | None:
         """The best shard this host can serve: starved first, then priority, then a model already loaded, then age."""
-        loaded = None if host.loaded is None else (host.loaded.kind, host.loaded.model_digest)
+        loaded = [(request.kind, request.model_digest) for request in host.loaded]
         # Looking for models may take long, so it is done between transactions: those met before, then those met now.
         models = {model: self._holds(*model) for model in self._models}
         limit, lost = LOOK_JOBS, 0
@@ -162,7 +166,12 @@ class WorkerService:
             absent = [model for model, held in models.items() if not held]
             with self._deployment.database.write() as uow:
                 found = uow.claims.candidates(
-                    self._kinds, self.worker_id, loaded=loaded, without=absent, only=self._only_job, limit=limit
+                    self._kinds,
+                    self.worker_id,
+                    loaded=loaded,
+                    without=absent,
+                    only=self._only_job,
+                    limit=limit,
                 )
                 met = {(one.model, one.model_digest) for one in found} - models.keys()
                 lease = None if met else self._take(uow, found, loaded)
@@ -180,23 +189,30 @@ class WorkerService:
         return None
 
     def _take(
-        self, uow: UnitOfWork, candidates: Sequence[Candidate], loaded: tuple[str, str | None] | None
+        self, uow: UnitOfWork, candidates: Sequence[Candidate], loaded: Collection[tuple[str, str | None]]
     ) -> ShardLease | None:
         """A shard of the first job in order that still has one. Of jobs passed over the oldest counts, and starves first."""
 
         def order(one: Candidate) -> tuple[bool, int, bool, datetime, str]:
             starved = one.passed_over >= STARVATION_BOUND
-            return not starved, -one.priority, loaded != (one.kind, one.model_digest), one.created_at, one.job_id
+            return not starved, -one.priority, (one.kind, one.model_digest) not in loaded, one.created_at, one.job_id
 
         for chosen in sorted(candidates, key=order):
             lease = uow.shards.claim(chosen.job_id, self.worker_id)
             fail_point("claim.in_commit")
             if lease is not None:
-                oldest = min(candidates, key=lambda one: (one.created_at, one.job_id))
-                if oldest is not chosen or chosen.passed_over:
-                    uow.claims.count(chosen.job_id, oldest.job_id)
+                self._count(uow, chosen, min(candidates, key=lambda one: (one.created_at, one.job_id)))
                 return lease
         return None
+
+    def _count(self, uow: UnitOfWork, chosen: Candidate, oldest: Candidate) -> None:
+        """Count against starvation: in memory, and every few claims in the row of the job that was passed over."""
+        job_id, number = self._passed_over
+        number = 0 if oldest is chosen else number + 1 if job_id == oldest.job_id else 1
+        if number >= COUNT_STEP or chosen.passed_over:
+            uow.claims.count(chosen.job_id, oldest.job_id, number)
+            number = 0
+        self._passed_over = oldest.job_id, number
 
     def _holds(self, name: str | None, digest: str | None) -> bool:
         """Whether the model that a job pinned is on this host, now. Jobs that pin none are taken by name."""
@@ -272,8 +288,8 @@ class WorkerService:
                 log.exception("tick_failed")  # without ticks the worker would be taken for dead
 
     def _beat(self) -> None:
-        requests = [host.loaded for host in self._hosts]
-        digests = {request.model_digest for request in requests if request is not None and request.model_digest}
+        requests = [request for host in self._hosts for request in host.loaded]
+        digests = {request.model_digest for request in requests if request.model_digest}
         status = "draining" if self._drain.is_set() else "live"
         with self._deployment.database.write() as uow:
             uow.workers.beat(self.worker_id, digests, status=status)

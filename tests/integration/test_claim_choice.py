@@ -64,7 +64,7 @@ def test_claims_counted_at_once_in_the_same_rows_do_not_deadlock(house: House) -
             for number in range(first, first + 50):
                 chosen = job_ids[number % JOBS]
                 with house.deployment.database.write() as uow:
-                    uow.claims.count(chosen, job_ids[(number + 1) % JOBS])
+                    uow.claims.count(chosen, job_ids[(number + 1) % JOBS], 1)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test tells
             trouble.append(error)
 

@@ -11,7 +11,21 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, Update, bindparam, case, exists, func, or_, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Subquery,
+    Update,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import CompoundSelect
 
@@ -44,42 +58,42 @@ class ClaimRepository(Repository):
         kinds: Collection[str],
         owner: str,
         *,
-        loaded: tuple[str, str | None] | None = None,
+        loaded: Collection[tuple[str, str | None]] = (),
         without: Collection[ModelKey] = (),
         only: str | None = None,
         limit: int = LOOK_JOBS,
     ) -> Sequence[Candidate]:
-        """The first ``limit`` jobs by priority and age, the first for the model ``loaded``, and the oldest of all.
+        """The first ``limit`` jobs by priority and age, the first for a model that is ``loaded``, and the oldest of all.
 
-        Each has a shard to claim, as far as one look can say. None for an ``owner`` that is paused. ``loaded`` is
+        Each has a shard to claim, as far as one look can say. None for an ``owner`` that is paused. ``loaded`` are
         (kind, model digest), ``without`` leaves jobs for these models out, ``only`` narrows the look to one job.
         """
         values = {
             "kinds": list(kinds),
             "owner": owner,
             "without": [_join(*model) for model in without],
-            "limit": limit,
             "now": utc_now(),
         }
-        if loaded is not None:
-            values |= {"loaded_kind": loaded[0], "loaded_digest": loaded[1] or ""}
+        if loaded:
+            values["loaded"] = [_join(*engine) for engine in loaded]
         if only is not None:
             values["only"] = only
         connection = self._session.connection()
-        look = look_statement(connection.dialect.name, warm=loaded is not None, narrow=only is not None)
+        look = look_statement(connection.dialect.name, limit, warm=bool(loaded), narrow=only is not None)
         return list({row[0]: Candidate(*row) for row in connection.execute(look, values)}.values())
 
-    def count(self, chosen: str, passed_over: str) -> None:
-        """Remember which job was passed over, so that nothing starves; part of the transaction of the claim.
+    def count(self, chosen: str, passed_over: str, number: int) -> None:
+        """Remember how often a job was passed over, so that nothing starves; part of the transaction of the claim.
 
         Never waits: a row that another transaction holds at this moment is left uncounted, and claims of many workers
         do not queue for the one oldest job.
         """
-        self._session.connection().execute(count_statement(), {"chosen": chosen, "jobs": sorted({chosen, passed_over})})
+        values = {"chosen": chosen, "jobs": sorted({chosen, passed_over}), "number": number}
+        self._session.connection().execute(count_statement(), values)
 
 
 @cache
-def look_statement(dialect: str, *, warm: bool, narrow: bool) -> CompoundSelect[Any]:
+def look_statement(dialect: str, limit: int, *, warm: bool, narrow: bool) -> CompoundSelect[Any]:
     """Of :meth:`ClaimRepository.candidates`."""
     model = func.coalesce(Job.model, _SEPARATOR).concat(func.coalesce(Job.model_digest, _SEPARATOR))
     conditions = [
@@ -91,11 +105,10 @@ def look_statement(dialect: str, *, warm: bool, narrow: bool) -> CompoundSelect[
     if narrow:
         conditions.append(Job.id == bindparam("only"))
     best = Job.priority.desc(), Job.created_at, Job.id
-    looks = [_first(conditions, best, bindparam("limit")), _first(conditions, best[1:], 1)]
+    looks = [_first(conditions, best, limit), _first(conditions, best[1:], 1)]
     if warm:
-        # One text, since "the same or both missing" is no comparison that a parameter can be on one side of.
-        digest = func.coalesce(Job.model_digest, "") == bindparam("loaded_digest")
-        looks.append(_first([*conditions, Job.kind == bindparam("loaded_kind"), digest], best, 1))
+        engine = Job.kind.concat(func.coalesce(Job.model_digest, _SEPARATOR))
+        looks.append(_first([*conditions, engine.in_(bindparam("loaded", expanding=True))], best, 1))
     return union_all(*(select(look) for look in looks))
 
 
@@ -107,7 +120,7 @@ def claim_statement(dialect: str) -> Update:
         .join(Job, Job.id == Shard.job_id)
         .where(Shard.job_id == bindparam("job"), Job.id == bindparam("job"), *_is_due(dialect), *_runs("owner"))
         .order_by(Shard.ordinal)
-        .limit(1)
+        .limit(_spelled(1))
         .with_for_update(of=Shard, skip_locked=True)
     )
     return (
@@ -130,7 +143,7 @@ def count_statement() -> Update:
     """Of :meth:`ClaimRepository.count`; rows are locked in the order of their ids."""
     jobs = Job.id.in_(bindparam("jobs", expanding=True))
     free = select(Job.id).where(jobs).order_by(Job.id).with_for_update(skip_locked=True, key_share=True)
-    passed_over = case((Job.id == bindparam("chosen"), 0), else_=Job.passed_over + 1)
+    passed_over = case((Job.id == bindparam("chosen"), 0), else_=Job.passed_over + bindparam("number"))
     return update(Job).where(Job.id.in_(free.correlate(None))).values(passed_over=passed_over)
 
 
@@ -154,8 +167,14 @@ def _is_due(dialect: str) -> list[ColumnElement[bool]]:
     return [Shard.status == pending, or_(Shard.not_before.is_(None), Shard.not_before <= now)]
 
 
-def _first(conditions: Sequence[ColumnElement[bool]], order: Sequence[Any], limit: Any) -> Subquery:
-    return select(*_COLUMNS).where(*conditions).order_by(*order).limit(limit).subquery()
+def _first(conditions: Sequence[ColumnElement[bool]], order: Sequence[Any], limit: int) -> Subquery:
+    return select(*_COLUMNS).where(*conditions).order_by(*order).limit(_spelled(limit)).subquery()
+
+
+def _spelled(limit: int) -> ColumnElement[int]:
+    """A limit in the statement itself: behind a parameter PostgreSQL would think of a tenth of all rows, and plan anew
+    each time."""
+    return literal_column(str(limit), Integer)
 
 
 def _join(name: str | None, digest: str | None) -> str:
