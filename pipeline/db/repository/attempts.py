@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy.orm import aliased
 
 from pipeline.db.models import FailedAttempt, Part, Shard
 from pipeline.db.repository.base import Repository
@@ -29,13 +30,15 @@ class AttemptRepository(Repository):
 
     def held_up(self, job_id: str) -> Sequence[HeldUp]:
         """What open shards wait for, a row for each code: those whose last attempt failed, until one has a new part."""
-        latest = select(func.max(FailedAttempt.id)).where(FailedAttempt.shard_id == Shard.id).scalar_subquery()
+        any_attempt = aliased(FailedAttempt)  # the query around it has the table too
+        latest = select(func.max(any_attempt.id)).where(any_attempt.shard_id == Shard.id).scalar_subquery()
         has_part = exists().where(Part.shard_id == Shard.id, Part.token == Shard.lease_token)
         waits = and_(Shard.status == ShardStatus.PENDING, Shard.not_before.is_not(None))
         # Giving back and claiming have raised the token by one each since the attempt that failed.
         tries_again = and_(Shard.status == ShardStatus.LEASED, FailedAttempt.token == Shard.lease_token - 2, ~has_part)
         query = (
             select(FailedAttempt.code, func.count(), func.min(Shard.not_before), func.max(FailedAttempt.id))
+            .select_from(Shard)
             .join(FailedAttempt, FailedAttempt.id == latest)
             .where(Shard.job_id == job_id, or_(waits, tries_again))
             .group_by(FailedAttempt.code)
