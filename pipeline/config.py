@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -67,6 +68,11 @@ class Settings(BaseModel):
 
     queues: Words = Field(default=ALL_QUEUES, description="queues a worker serves")
     slots: int = Field(default=1, ge=1, le=64, description="shards a worker runs at the same time, one child each")
+    memory_budget_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="what a worker's engines may hold together; the default is 0.6 of the host's memory",
+    )
     models: dict[str, str] = Field(default_factory=dict, description="names for model folders: `name: folder`")
     model_roots: Words | None = Field(
         default=None,
@@ -112,6 +118,12 @@ class Settings(BaseModel):
             raise ValueError("renew_s must be at most a third of lease_s")
         if self.reconcile_s > min(self.lease_s, RECONCILE_LEASE_S) / 4:
             raise ValueError(f"reconcile_s must be at most a quarter of lease_s and of {RECONCILE_LEASE_S:.0f}")
+        try:
+            if self.broker_url is not None:
+                _ = urlsplit(self.broker_url).port
+        except ValueError:  # its text quotes what stands in a port's place, which may be half of a password
+            escapes = "in a user name or password write @ as %40, : as %3A, / as %2F"
+            raise ValueError(f"broker_url has no number as its port; {escapes}") from None
         unknown = [queue for queue in self.queues if queue not in ALL_QUEUES]
         if unknown:
             raise ValueError(f"queues: no queue {unknown[0]!r}; they are {', '.join(ALL_QUEUES)}")

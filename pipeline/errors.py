@@ -150,6 +150,12 @@ class StoreFull(EnvironmentFault):
     code = "store_full"
 
 
+class MemoryBusy(EnvironmentFault):
+    """The model does not fit beside those that are at work on this host."""
+
+    code = "memory_busy"
+
+
 class EngineFailed(TransientError):
     """The engine raised an error that names no item."""
 

@@ -209,19 +209,19 @@ class EngineRun(Protocol):
 
 
 class EngineHost(Protocol):
-    """Parent side: one slot's child. Keeps the child warm between shards that want the same request."""
+    """Parent side: one slot's children, of which one works at a time. Keeps them warm for those who want the same."""
 
     def prepare(self, request: EngineRequest) -> EngineInfo:
-        """Have a child that holds ``request``: the one alive if it fits, else a new one."""
+        """Have a child that holds ``request``, and let the next run go there: one that is alive, else a new one."""
         ...
 
     def run(self, items: Sequence[WorkItem], options: JsonObject, *, done: frozenset[int]) -> EngineRun: ...
 
     @property
-    def loaded(self) -> EngineRequest | None:
-        """What the child alive at this moment holds."""
+    def loaded(self) -> tuple[EngineRequest, ...]:
+        """What could run at this moment without loading, used latest first. Safe from any thread."""
         ...
 
     def close(self) -> None:
-        """End the child, if any."""
+        """End the children, if any."""
         ...

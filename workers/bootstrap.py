@@ -18,7 +18,7 @@ from workers.consumer import DoorbellConsumer
 from workers.power import PowerAssertion
 from workers.process import kill_children
 from workers.roles import Role
-from workers.supervisor import Supervisor
+from workers.warm import WarmHost, WarmPool
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,10 @@ class WorkerProcess:
         self._stop = threading.Event()
         self._closed = threading.Event()
         self._power = PowerAssertion(enabled=settings.keep_awake)
+        pool = WarmPool(settings, host_bytes=self.role.memory_bytes)
         self.service = WorkerService(
             self._deployment,
-            [Supervisor(settings) for _ in range(self.role.slots)],
+            [WarmHost(pool) for _ in range(self.role.slots)],
             worker_id=self.role.worker_id,
             queues=self.role.queues,
             device=self.role.device,

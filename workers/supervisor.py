@@ -67,9 +67,15 @@ class Supervisor:
         self._deaths = 0
 
     @property
-    def loaded(self) -> EngineRequest | None:
+    def loaded(self) -> tuple[EngineRequest, ...]:
+        """What the child holds; empty without one."""
         child, request = self._child, self._request
-        return request if child is not None and child.is_alive else None
+        return (request,) if request is not None and child is not None and child.is_alive else ()
+
+    @property
+    def pid(self) -> int | None:
+        child = self._child
+        return None if child is None else child.pid
 
     @property
     def deaths(self) -> int:
@@ -84,8 +90,8 @@ class Supervisor:
             JobError: the child says that no retry can mend it.
             TransientError: the child says that a retry may, or was ended by ``close``.
         """
-        self._settle()
-        if self._info is not None and self.loaded == request:
+        self.settle()
+        if self._info is not None and self.loaded == (request,):
             return self._info
         self.close()
         child = ChildProcess(self._command, child_environment(self._environ))
@@ -112,7 +118,7 @@ class Supervisor:
         Raises:
             TransientError: there is no loaded child.
         """
-        self._settle()
+        self.settle()
         child = self._child
         if child is None or self._request is None:
             raise TransientError("no engine is loaded: none was prepared, or it ended before it was given work")
@@ -151,7 +157,7 @@ class Supervisor:
         if child is not None:
             child.end(self._shutdown_grace_s if is_idle else 0.0)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Leave no run that was given up and no child that died in its sleep."""
         if self._run is not None and not self._run.is_ended:
             self._run.cancel()

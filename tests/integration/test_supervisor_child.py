@@ -122,12 +122,12 @@ def test_prepare_keeps_a_child_that_fits_and_replaces_one_that_does_not(supervis
     first = pid_of(supervisor, request("a"))
     assert list(run(supervisor).events())
     assert pid_of(supervisor, request("a")) == first
-    assert supervisor.loaded == request("a")
+    assert supervisor.loaded == (request("a"),)
 
     second = pid_of(supervisor, request("b"))
 
     assert second != first
-    assert supervisor.loaded == request("b")
+    assert supervisor.loaded == (request("b"),)
     assert pid_of(supervisor, request("b", speed=2)) != second
     wait_for_end(first)
     wait_for_end(second)
@@ -159,7 +159,7 @@ def test_close_ends_the_child_and_can_be_followed_by_another(supervisor: Supervi
     supervisor.close()
 
     wait_for_end(first)
-    assert supervisor.loaded is None
+    assert supervisor.loaded == ()
     assert pid_of(supervisor, request()) != first
     assert supervisor.deaths == 0
 
@@ -194,7 +194,7 @@ def test_loading_without_progress_is_killed(make_supervisor: MakeSupervisor, how
     with pytest.raises(ChildStalled, match="loading"):
         supervisor.prepare(request(load=how))
 
-    assert supervisor.loaded is None
+    assert supervisor.loaded == ()
     assert supervisor.deaths == 1
     assert supervisor.prepare(request()).kind == "fake"
 
@@ -211,7 +211,7 @@ def test_loading_that_fails_raises_the_error_of_its_code_and_keeps_no_child(supe
     with pytest.raises(ModelNotFound, match="no folder x"):
         supervisor.prepare(request(load="fails", failure=failure))
 
-    assert supervisor.loaded is None
+    assert supervisor.loaded == ()
     assert supervisor.deaths == 0
 
 
@@ -250,7 +250,7 @@ def test_misbehaving_child_gives_its_answers_then_its_death(supervisor: Supervis
     assert type(error) is ChildDied
     assert re.search(words, str(error))
     assert supervisor.deaths == 1
-    assert supervisor.loaded is None
+    assert supervisor.loaded == ()
     wait_for_end(pid)
 
     # When the same is wanted again, there is a new child, and it works.
@@ -328,10 +328,10 @@ def test_child_that_dies_in_its_sleep_is_noticed_and_replaced(supervisor: Superv
     pid = pid_of(supervisor, request())
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + FAR_S
-    while supervisor.loaded is not None and time.monotonic() < deadline:
+    while supervisor.loaded and time.monotonic() < deadline:
         time.sleep(0.02)
 
-    assert supervisor.loaded is None
+    assert supervisor.loaded == ()
     assert pid_of(supervisor, request()) != pid
     assert supervisor.deaths == 1
 
