@@ -77,8 +77,11 @@ def _secrets_of(url: str) -> Iterable[tuple[str, str]]:
 
 
 def _remember(secret: str, rest: str) -> None:
-    """All spellings of it. One that is also a name elsewhere (``pipeline:pipeline@``) cannot be told from that name."""
-    plain = {secret, unquote(secret), unquote_plus(secret)}
+    """All spellings of it, and the pieces that a parser cuts one into whose special characters were not escaped.
+
+    One that is also a name elsewhere (``pipeline:pipeline@``) cannot be told from that name.
+    """
+    plain = {secret, unquote(secret), unquote_plus(secret), *re.split(r"[/:@?#]", secret)}
     spellings = plain | {quote(one, safe="") for one in plain} | {quote_plus(one) for one in plain}
     for one in spellings:
         is_word = one.isascii() and one.isalpha() and one.islower()
