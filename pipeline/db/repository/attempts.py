@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import aliased
+from sqlalchemy.orm import aliased
 
 from pipeline.db.models import FailedAttempt, Part, Shard
 from pipeline.db.repository.base import Repository
@@ -32,7 +33,7 @@ class AttemptRepository(Repository):
         """What open shards wait for, a row for each code: those whose last attempt failed, until one has a new part."""
         any_attempt = aliased(FailedAttempt)  # the query around it has the table too
         latest = select(func.max(any_attempt.id)).where(any_attempt.shard_id == Shard.id).scalar_subquery()
-        has_part = exists().where(Part.shard_id == Shard.id, Part.token == Shard.lease_token)
+        has_part = exists().where(Part.shard_id == Shard.id, Part.token == Shard.lease_token).correlate(Shard)
         waits = and_(Shard.status == ShardStatus.PENDING, Shard.not_before.is_not(None))
         # Giving back and claiming have raised the token by one each since the attempt that failed.
         tries_again = and_(Shard.status == ShardStatus.LEASED, FailedAttempt.token == Shard.lease_token - 2, ~has_part)
