@@ -114,7 +114,7 @@ class RetentionRepository(Repository):
             key.class_.__tablename__: self._session.scalar(select(func.count()).select_from(query.subquery())) or 0
             for key, query in _rows_of(job_id)
         }
-        return Counter(counts)
+        return {table: count for table, count in counts.items() if count}
 
     # --- which files ---
 
