@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import aliased
-from sqlalchemy.orm import aliased
 
 from pipeline.db.models import FailedAttempt, Part, Shard
 from pipeline.db.repository.base import Repository
