@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ FOLDER = ROOT / ".chaos"
 def main() -> int:
     given = _parser().parse_args()
     forget_environment()
+    logging.basicConfig(level=logging.ERROR)  # what the driver's own doorbells warn of is what it does to them
     os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     databases: list[DatabaseKind] = ["sqlite", "postgresql"] if given.database == "both" else [given.database]

@@ -127,7 +127,8 @@ def make_plan(seed: int, options: Options, no_disk: str | None) -> Plan:
         # Numbers are drawn for what is left out too, so that the rest of the plan is the same everywhere.
         for _ in range(rng.randint(least, most)):
             planned = Planned(name, rng.uniform(0.03, 0.85), rng.getrandbits(32))
-            if name not in left_out and rng.random() < options.share:
+            is_drawn = rng.random() < options.share
+            if is_drawn and name not in left_out:
                 middle.append(planned)
     submit_points = sorted(point for point in FAIL_POINTS if point.startswith("submit."))
     finalize_points = sorted(point for point in FAIL_POINTS if point.startswith("finalize."))
