@@ -49,8 +49,10 @@ class JobRepository(Repository):
 
     def ids_starting(self, prefix: str, limit: int = 2) -> list[str]:
         """Ids that start with ``prefix``: a command may name a job by an unambiguous beginning."""
+        # The range is what an index can answer; ids go on in hexadecimal digits, which come before "z" in any collation.
+        near = Job.id >= prefix, Job.id < f"{prefix}z"
         named = Job.id.startswith(prefix, autoescape=True), Job.pruned_at.is_(None)
-        query = select(Job.id).where(*named).order_by(Job.id).limit(limit)
+        query = select(Job.id).where(*near, *named).order_by(Job.id).limit(limit)
         return list(self._session.scalars(query))
 
     def list(self, *, statuses: Collection[JobStatus] = (), limit: int = 50) -> Sequence[JobView]:
