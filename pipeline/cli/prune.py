@@ -37,9 +37,9 @@ _REASONS = 10
 @json_option
 @pass_context
 def prune(context: Context, older_than: int | None, keep: int, grace: int | None, dry_run: bool, as_json: bool) -> None:
-    """Take away old jobs with all that is theirs, and files that nothing needs. Running jobs are not touched.
+    """Take away old jobs and files that nothing needs. Running jobs are not touched.
 
-    Jobs that an index, a retry or a running job needs stay.
+    With a job goes all that is its own: rows, answers, vectors, an index that no alias leads to. Jobs that an index, a retry or a running job needs stay.
 
     \b
     Examples:

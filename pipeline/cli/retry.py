@@ -32,7 +32,7 @@ def retry(
     repin: bool,
     as_json: bool,
 ) -> None:
-    """Try the failed items of a job that has ended again, as a job of their own; print its id.
+    """Try the failed items of an ended job again. They are a job of their own, and its id is printed.
 
     Spec, seeds, ids and the model's digest are those of JOB. Asked again, the same retry gives the job that is there.
 
@@ -90,7 +90,7 @@ def _say(made: Retry) -> None:
 @json_option
 @pass_context
 def requeue(context: Context, job: str, shard: int | None, as_json: bool) -> None:
-    """Revive the failed shards of a job while others of it run. One that has ended is for `pipeline retry`.
+    """Revive failed shards of a job that runs. One that has ended is for `pipeline retry`.
 
     Attempts and suspects are forgotten; answers that are durable stay, and the open items are tried again.
 
@@ -102,7 +102,7 @@ def requeue(context: Context, job: str, shard: int | None, as_json: bool) -> Non
     from pipeline.jobs.requeue import requeue as requeue_job
     from pipeline.jobs.status import as_document
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         done = requeue_job(deployment, job, shard=shard)
     if as_json:
         print_json({"job": as_document(done.job), "shards": done.shards, "items": done.items})

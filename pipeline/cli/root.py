@@ -20,8 +20,8 @@ _SECTIONS = {
         "cancel": LazyCommand("pipeline.cli.cancel:cancel", "End a job early."),
         "pause": LazyCommand("pipeline.cli.pause:pause", "Hold back a job, a queue or a worker."),
         "resume": LazyCommand("pipeline.cli.pause:resume", "Let a job, a queue or a worker go on."),
-        "retry": LazyCommand("pipeline.cli.retry:retry", "Try the failed items of a job again, as a job of their own."),
-        "requeue": LazyCommand("pipeline.cli.retry:requeue", "Revive the failed shards of a job that runs."),
+        "retry": LazyCommand("pipeline.cli.retry:retry", "Try the failed items of an ended job again."),
+        "requeue": LazyCommand("pipeline.cli.retry:requeue", "Revive failed shards of a job that runs."),
         "search": LazyCommand("pipeline.cli.search:search", "Search an index for texts near a query."),
     },
     "What is going on": {
