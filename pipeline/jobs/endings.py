@@ -25,6 +25,7 @@ from pipeline.errors import (
     PipelineError,
     TransientError,
 )
+from pipeline.failpoints import fail_point
 from pipeline.formats.items import parse_items
 from pipeline.jobs.cancel import settle
 from pipeline.jobs.deployment import Deployment
@@ -71,6 +72,8 @@ class Endings:
             else:
                 uow.shards.give_back(lease)
             closed = uow.jobs.close_if_drained(job_id)
+            fail_point("shard.in_commit")
+        fail_point("shard.after_commit")
         if closed:
             self._deployment.doorbell.finalize(job_id)
         log.info("shard_ended", extra={"job": job_id, "shard": lease.shard.ordinal, "complete": complete})
