@@ -51,7 +51,7 @@ def is_allowed(folder: Path, settings: Settings) -> bool:
 def refuse(name: str) -> ModelNotAllowed:
     """The error for a name that is a folder outside the roots; the same whether anything is there or not."""
     return ModelNotAllowed(
-        f"the model {name!r} is a folder that jobs may not name on this host",
+        f"the model {name!r} is a folder that jobs may not name on this host; see `model_roots`",
         hint="give it a name under `models` in the settings, link it into <home>/models, or add its folder to "
         "`model_roots`; on each worker",
     )

@@ -29,7 +29,7 @@ def may_run_code(name: str, path: Path, settings: Settings) -> bool:
         raise ModelUnsupported(f"model_file must be a file beside it, not {needed!r}", place=str(path / "config.json"))
     if not trusted:
         raise ModelNotTrusted(
-            f"{name} brings its own code ({needed}), and this host does not run it",
+            f"{name} brings its own code ({needed}), and `trusted_models` of this host does not name it",
             hint=f"read that file, then add {name!r} to `trusted_models` in the settings of each worker",
         )
     return True

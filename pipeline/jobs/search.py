@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from pipeline.db.values import IndexView, VectorView
-from pipeline.errors import Conflict, InputInvalid, NotFound
+from pipeline.errors import ArtifactCorrupt, Conflict, InputInvalid, NotFound
 from pipeline.formats.items import parse_items
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.kinds import engine_work
@@ -35,6 +35,7 @@ def search(
     Raises:
         NotFound: no index of that name.
         Conflict: the model here does not make vectors of the index's space.
+        ArtifactCorrupt: the index, or its manifest, is not what its row says; nothing of it was opened.
     """
     with deployment.database.read() as uow:
         index = uow.indexes.live(name)
@@ -46,7 +47,7 @@ def search(
     vectors = _embed(deployment, embedder, index, queries, prompt_name)
     embedder.close()
     with deployment.store.local_path(index.uri) as path:
-        manifest = orjson.loads(deployment.store.read_bytes(index.manifest_uri))
+        manifest = _manifest(deployment, index)
         options = {"index_path": str(path), "manifest": manifest}
         searcher.prepare(EngineRequest(kind="search", model_path=None, options=options))
         body = {"vectors": base64.b64encode(b"".join(vectors)).decode(), "k": k}
@@ -71,6 +72,19 @@ def search(
                 for rank, hit in enumerate(hits, start=1)
             ],
         }
+
+
+def _manifest(deployment: Deployment, index: IndexView) -> JsonObject:
+    """What stands beside the index file, if it is about the file that the row names: faiss opens no other."""
+    data = deployment.store.read_bytes(index.manifest_uri)
+    try:
+        manifest = orjson.loads(data)
+        named = manifest["sha256"], manifest["dimension"], manifest["count"], manifest["space_digest"]
+    except (ValueError, KeyError, TypeError):
+        raise ArtifactCorrupt(f"{index.manifest_uri} is no manifest") from None
+    if named != (index.sha256, index.dimension, index.count, index.space_digest):
+        raise ArtifactCorrupt(f"{index.manifest_uri} describes another index than its row")
+    return dict(manifest)
 
 
 def _embed(
