@@ -21,7 +21,7 @@ def cancel(context: Context, job: str, as_json: bool) -> None:
     """
     from pipeline.jobs.cancel import cancel as cancel_job
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         view = cancel_job(deployment, job, tell=talk)
     if as_json:
         from pipeline.jobs.status import as_document

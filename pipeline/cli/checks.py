@@ -60,7 +60,7 @@ def check_database(context: Context) -> Iterator[Finding]:
     from pipeline.db import migrate
 
     url = context.settings.resolved_database_url
-    with context.deployment():
+    with context.deployment(with_store=False):
         revision = migrate.current(url)
     yield Finding("database", Level.OK, f"{url}, schema {revision}")
 
@@ -76,7 +76,7 @@ def check_store(context: Context) -> Iterator[Finding]:
 
 def check_broker(context: Context) -> Iterator[Finding]:
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         deployment.doorbell.check()
     yield Finding("broker", Level.OK, f"{context.settings.resolved_broker_url} answers")
 
@@ -84,7 +84,7 @@ def check_broker(context: Context) -> Iterator[Finding]:
 def check_workers(context: Context) -> Iterator[Finding]:
     from pipeline.jobs.status import live_workers
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         workers = live_workers(deployment)
         with deployment.database.read() as uow:
             paused = sorted(uow.pauses.queues())

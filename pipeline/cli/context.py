@@ -40,12 +40,12 @@ class Context:
         return self.loaded.settings
 
     @contextmanager
-    def deployment(self) -> Iterator[Deployment]:
+    def deployment(self, *, with_store: bool = True) -> Iterator[Deployment]:
         """Database, store and doorbell, open for as long as the block lasts; raises what ``Deployment.open`` raises."""
         from pipeline.jobs.deployment import Deployment
 
         self._start_log()
-        deployment = Deployment.open(self.settings)
+        deployment = Deployment.open(self.settings, with_store=with_store)
         try:
             yield deployment
         finally:

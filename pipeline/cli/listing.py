@@ -36,7 +36,7 @@ def list_(context: Context, statuses: tuple[str, ...], limit: int, as_json: bool
         wanted = [JobStatus(status) for status in statuses]
     except ValueError as error:
         raise UsageError(f"{error}", hint=f"one of {', '.join(JobStatus)}") from None
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         jobs = list_jobs(deployment, statuses=wanted, limit=limit)
         with deployment.database.read() as uow:
             paused = sorted(uow.pauses.queues())

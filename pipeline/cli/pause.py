@@ -35,7 +35,7 @@ def pause(context: Context, name: str, as_json: bool) -> None:
     """
     from pipeline.jobs.pause import pause as pause_target
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         target = pause_target(deployment, name)
     _say(target, paused=True, as_json=as_json)
 
@@ -53,7 +53,7 @@ def resume(context: Context, name: str, as_json: bool) -> None:
     """
     from pipeline.jobs.pause import resume as resume_target
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         target = resume_target(deployment, name)
     _say(target, paused=False, as_json=as_json)
 

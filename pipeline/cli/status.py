@@ -44,7 +44,7 @@ def status(context: Context, job: str, as_json: bool) -> None:
     from pipeline.jobs.obstacles import obstacles
     from pipeline.jobs.status import report_job
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         report = report_job(deployment, job)
         if as_json:
             print_json(_as_json(deployment, report))

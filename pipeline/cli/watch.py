@@ -37,7 +37,7 @@ def watch(context: Context, job: str, as_json: bool) -> int:
     """
     from pipeline.jobs.status import as_document, exit_code, find_job
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         view = find_job(deployment, job)
         on_change = (lambda changed: print_json(as_document(changed), indent=None)) if as_json else None
         return exit_code(follow(deployment, view.id, on_change=on_change))

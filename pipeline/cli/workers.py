@@ -31,7 +31,7 @@ def workers(context: Context, as_json: bool) -> None:
     """
     from pipeline.jobs.status import live_workers
 
-    with context.deployment() as deployment:
+    with context.deployment(with_store=False) as deployment:
         live = live_workers(deployment)
         with deployment.database.read() as uow:
             paused = sorted(uow.pauses.queues())

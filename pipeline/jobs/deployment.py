@@ -29,8 +29,10 @@ class Deployment:
     doorbell: Doorbell
 
     @classmethod
-    def open(cls, settings: Settings) -> Deployment:
+    def open(cls, settings: Settings, *, with_store: bool = True) -> Deployment:
         """Open everything; an embedded database is made or upgraded by itself, another must be at this version.
+
+        Without ``with_store`` nothing is asked of the store: who only reads rows can do so while it is out of reach.
 
         Raises:
             SchemaOutdated: with the command to run.
@@ -46,8 +48,9 @@ class Deployment:
         database = Database(url)
         try:
             store = ArtifactStore(settings.resolved_store_url, timeout_s=settings.store_timeout_s)
-            store.ensure()
-            _check_identity(database, store)
+            if with_store:
+                store.ensure()
+                _check_identity(database, store)
         except BaseException:
             database.close()
             raise
