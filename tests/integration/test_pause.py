@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from pipeline.db.states import JobStatus, ShardStatus
 from pipeline.errors import Conflict, NotFound
@@ -159,6 +160,16 @@ def test_name_that_stands_for_nothing_or_for_several_things_is_refused(house: Ho
     assert find_target(house.deployment, "job_0123") == Target("job", "job_0123ffff", "generate")
 
 
+def shown(house: House) -> tuple[bool, ...]:
+    """What the views say of the one job and the one worker."""
+    engine = create_engine(house.settings.resolved_database_url)
+    with engine.connect() as connection:
+        job = connection.execute(text("SELECT paused, queue_paused FROM job_status")).one()
+        worker = connection.execute(text("SELECT paused FROM worker_status")).one()
+    engine.dispose()
+    return tuple(bool(value) for value in (*job, *worker))
+
+
 def test_all_that_holds_a_job_back_is_said_with_the_way_out(house: House) -> None:
     job_id = house.submit(requests(2))
     with running_service(house, ScriptedHost()) as service:
@@ -175,8 +186,10 @@ def test_all_that_holds_a_job_back_is_said_with_the_way_out(house: House) -> Non
             "the queue generate is paused: pipeline resume generate",
         ]
         assert list_jobs(house.deployment)[0].paused
+        assert shown(house) == (True, True, True)
         for name in (job_id, "generate", service.worker_id):
             resume(house.deployment, name)
         assert said() == []
+        assert shown(house) == (False, False, False)
         work_until_end(house, service, job_id)
     assert said() == [], "it has ended"
