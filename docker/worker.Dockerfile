@@ -12,7 +12,7 @@ COPY workers workers
 COPY tasks tasks
 COPY migrations migrations
 RUN pip install --constraint requirements/lock.txt hatchling \
-    && pip install --constraint requirements/lock.txt --no-build-isolation ".[postgres]"
+    && pip install --constraint requirements/lock.txt --no-build-isolation ".[postgres,s3]"
 
 RUN useradd --system --uid 1000 --home-dir /var/lib/pipeline --create-home pipeline
 USER pipeline
