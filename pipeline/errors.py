@@ -125,6 +125,8 @@ class TransientError(PipelineError):
 class EnvironmentFault(TransientError):
     """The surroundings do not let the work go on; however long that lasts, it is no failed attempt."""
 
+    code = "environment_fault"
+
 
 class DatabaseUnavailable(EnvironmentFault):
     """The database does not answer."""

@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline.db.states import JobStatus, ShardStatus
+from pipeline.db.values import AttemptFailure
 from pipeline.jobs.planner import plan
 from tests.fixtures.house import House
+from tests.fixtures.in_process import claim, requests
 
 #: As many as the report had (jentic-one#529).
 PROCESSES = 16
@@ -56,3 +58,15 @@ def test_workers_that_load_the_same_model_at_once_agree(house: House) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(remember, range(4)))
+
+
+@pytest.mark.parametrize(("offset_s", "is_due"), [(-1, True), (80, False), (3600, True), (10 * 365 * 86400, True)])
+def test_a_wait_that_no_wait_can_be_was_written_by_another_clock(house: House, offset_s: int, is_due: bool) -> None:
+    """A clock that was an hour ahead, and was set right, parks no shard for an hour."""
+    job_id = house.submit(requests(1))
+    plan(house.deployment, job_id, owner="planner")
+    with house.deployment.database.write() as uow:
+        uow.shards.give_back(claim(house, job_id, "first"), AttemptFailure("x", "x"), delay_s=offset_s)
+    with house.deployment.database.write() as uow:
+        assert bool(uow.claims.candidates(["generate"], "second")) is is_due
+        assert (uow.shards.claim(job_id, "second") is not None) is is_due

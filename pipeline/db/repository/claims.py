@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -41,6 +42,9 @@ STARVATION_BOUND = 32
 #: Jobs that one look reads in the order in which they are served.
 LOOK_JOBS = 8
 
+#: No shard waits longer than this before it may be claimed again; see :mod:`pipeline.jobs.endings`.
+LONGEST_WAIT = timedelta(minutes=5)
+
 #: The (name, digest) of a model as a job gives it.
 ModelKey = tuple[str | None, str | None]
 
@@ -72,7 +76,7 @@ class ClaimRepository(Repository):
             "kinds": list(kinds),
             "owner": owner,
             "without": [_join(*model) for model in without],
-            "now": utc_now(),
+            **claim_times(),
         }
         if loaded:
             values["loaded"] = [_join(*engine) for engine in loaded]
@@ -163,8 +167,20 @@ def _runs(owner: str) -> list[ColumnElement[bool]]:
 def _is_due(dialect: str) -> list[ColumnElement[bool]]:
     pending: BindParameter[Any] = bindparam("pending", ShardStatus.PENDING, literal_execute=True)
     # The database's clock, where hosts have their own; one that is an hour ahead must not take what waits.
-    now = func.statement_timestamp() if dialect == "postgresql" else bindparam("now", type_=UtcDateTime())
-    return [Shard.status == pending, or_(Shard.not_before.is_(None), Shard.not_before <= now)]
+    if dialect == "postgresql":
+        now: ColumnElement[Any] = func.statement_timestamp()
+        absurd = now + LONGEST_WAIT
+    else:
+        now, absurd = bindparam("now", type_=UtcDateTime()), bindparam("absurd", type_=UtcDateTime())
+    # A wait that lies further off than any wait can was written before the clock was set back.
+    due = or_(Shard.not_before.is_(None), Shard.not_before <= now, Shard.not_before > absurd)
+    return [Shard.status == pending, due]
+
+
+def claim_times() -> dict[str, datetime]:
+    """The parameters ``now`` and ``absurd`` of this module's statements, for databases that take the host's clock."""
+    now = utc_now()
+    return {"now": now, "absurd": now + LONGEST_WAIT}
 
 
 def _first(conditions: Sequence[ColumnElement[bool]], order: Sequence[Any], limit: int) -> Subquery:

@@ -10,7 +10,7 @@ from sqlalchemy import SQLColumnExpression, case, delete, func, literal, select,
 
 from pipeline.db.models import FailedAttempt, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import ERROR_CODE_CHARS, Repository, clip, to_value, utc_now
-from pipeline.db.repository.claims import claim_statement
+from pipeline.db.repository.claims import claim_statement, claim_times
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.suspicion import Suspicion
 from pipeline.db.values import AttemptFailure, ItemFailure, ShardLease, ShardView
@@ -62,7 +62,7 @@ class ShardRepository(Repository):
         One winner each: the row is locked (PostgreSQL, skipping what others hold) or the database is (SQLite).
         """
         connection = self._session.connection()
-        values = {"job": job_id, "owner": owner, "now": utc_now()}
+        values = {"job": job_id, "owner": owner, **claim_times()}
         row = connection.execute(claim_statement(connection.dialect.name), values).one_or_none()
         return None if row is None else ShardLease(ShardView(*row), owner)
 
