@@ -52,7 +52,7 @@ class Reconciler:
         """One round, if this process is the one; raises TransientError when the database is out of reach."""
         for observer in (self._shards, self._jobs, self._workers):
             observer.tick()
-        self._plan_waiting()
+        self._begin_waiting()
         if not self._holder.hold():
             return False
         self._take_back_shards()
@@ -64,11 +64,13 @@ class Reconciler:
     def release(self) -> None:
         self._holder.release()
 
-    def _plan_waiting(self) -> None:
-        """Every worker looks, since only one that holds the model can count its tokens; the job's lease decides."""
-        for job in self._jobs_in(JobStatus.VALIDATING):
-            if job.lease_owner is None:
-                self._control("plan", job.id)
+    def _begin_waiting(self) -> None:
+        """Every worker looks, and the job's lease decides: only one that holds the model can count its tokens, and the
+        one that reconciles may serve no ``control``."""
+        for status, work in ((JobStatus.VALIDATING, "plan"), (JobStatus.FINALIZING, "finalize")):
+            for job in self._jobs_in(status):
+                if job.lease_owner is None:
+                    self._control(work, job.id)
 
     def _take_back_shards(self) -> None:
         present = []
@@ -94,8 +96,6 @@ class Reconciler:
                 present.append(job.id)
                 with _one_of_many("free_lease", job.id):
                     self._free_stale(job)
-                if job.lease_owner is None and status is JobStatus.FINALIZING:
-                    self._control("finalize", job.id)
         for job in self._jobs_in(JobStatus.CANCELLING):
             with _one_of_many("settle", job.id):
                 settle(self._deployment, job.id)
