@@ -15,6 +15,7 @@ import pytest
 pytest_plugins = [
     "tests.fixtures.services",
     "tests.fixtures.restartable",
+    "tests.fixtures.small_disk",
     "tests.fixtures.object_store",
     "tests.fixtures.house",
     "tests.fixtures.models",

@@ -129,7 +129,7 @@ def test_wrong_password_is_said_and_never_shown(own_redis: OwnRedis, make_house:
     done = house.pipeline("doctor", check=False)
     assert done.returncode == ExitCode.UNAVAILABLE
     lines = done.stdout.decode().splitlines()
-    (place,) = [number for number, line in enumerate(lines) if line.startswith("FAIL  broker")]
+    (place,) = [number for number, line in enumerate(lines) if line.lower().startswith("fail  broker")]
     assert "invalid username-password" in lines[place]
     assert "has a password that the server does not know" in lines[place + 1]
     assert worker.poll() is None, house.logs()
