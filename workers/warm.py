@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -29,6 +30,12 @@ BUDGET_SHARE = 0.6
 #: What a child is expected to hold before it has shown what it does: its weights and a quarter of them for caches, and
 #: an interpreter with MLX and a tokenizer.
 WEIGHTS_FACTOR, BASE_BYTES = 1.25, 256 << 20
+
+#: Seconds to wait for those at work before a shard is given back: one that is pending would be the next to be claimed.
+BUSY_WAIT_S = 5.0
+
+#: Seconds between two looks meanwhile.
+BUSY_LOOK_S = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +80,19 @@ class WarmPool:
     """
 
     def __init__(
-        self, settings: Settings, *, host_bytes: int | None = None, start: Callable[[], Supervisor] | None = None
+        self,
+        settings: Settings,
+        *,
+        host_bytes: int | None = None,
+        start: Callable[[], Supervisor] | None = None,
+        busy_wait_s: float = BUSY_WAIT_S,
     ) -> None:
         host_bytes = psutil.virtual_memory().total if host_bytes is None else host_bytes
         self.budget_bytes = settings.memory_budget_bytes or int(host_bytes * BUDGET_SHARE)
         if self.budget_bytes > host_bytes:
             log.warning("budget_exceeds_memory", extra={"budget": self.budget_bytes, "memory": host_bytes})
         self._start = start or (lambda: Supervisor(settings))
+        self._busy_wait_s = busy_wait_s
         self._changed = threading.Condition()
         self._children: list[_Child] = []
         self._shown: dict[tuple[str, str | None, str], int] = {}
@@ -97,8 +110,9 @@ class WarmPool:
         """A child for ``request``, held by ``host``; a new one has not been started yet.
 
         Raises:
-            MemoryBusy: it does not fit beside the children that are at work.
+            MemoryBusy: it does not fit beside the children that are at work, and none has ended for a while.
         """
+        deadline = time.monotonic() + self._busy_wait_s
         while True:
             with self._changed:
                 self._look()
@@ -106,9 +120,14 @@ class WarmPool:
                     if child.is_idle and child.request == request:
                         child.holder, child.run, child.used = host, None, next(self._clock)
                         return child
-                leavers = self._make_room(request)
+                try:
+                    leavers = self._make_room(request)
+                except MemoryBusy:
+                    if time.monotonic() >= deadline:
+                        raise
+                    leavers = None
                 if leavers is None:
-                    self._changed.wait(1.0)
+                    self._changed.wait(BUSY_LOOK_S)
                     continue
                 if not leavers:
                     child = _Child(self._start(), request, self._expect(request), host, next(self._clock))

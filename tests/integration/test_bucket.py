@@ -216,6 +216,13 @@ def test_threads_share_a_store(store: ArtifactStore) -> None:
 # --- settings ---
 
 
+def test_a_region_is_needed_only_where_the_server_wants_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION")
+    store = ArtifactStore(f"s3://{name}")
+    store.put_bytes("part", b"x")
+    assert store.read_bytes("part") == b"x"
+
+
 def test_a_bucket_that_is_not_there_is_a_fault_of_the_settings(object_store: ObjectStore, tmp_path: Path) -> None:
     errors = use(ArtifactStore("s3://no-such-bucket"), tmp_path)
     assert {type(error) for error in errors} == {ConfigError}

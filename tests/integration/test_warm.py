@@ -35,7 +35,7 @@ class Stage:
         self._folder = folder
         settings = Settings(memory_budget_bytes=budget_bytes, load_timeout_s=60, stall_timeout_s=60)
         self.started: list[Supervisor] = []
-        self.pool = WarmPool(settings, host_bytes=1 << 40, start=lambda: self._start(settings))
+        self.pool = WarmPool(settings, host_bytes=1 << 40, start=lambda: self._start(settings), busy_wait_s=0.5)
         self.hosts = [WarmHost(self.pool) for _ in range(slots)]
 
     def _start(self, settings: Settings) -> Supervisor:
