@@ -38,6 +38,12 @@ class Folder:
         with mapped(self.url):
             _make_folder(self._root)
 
+    def _path(self, uri: str) -> Path:
+        """Where a file lies. A name that leads out of the store is in no row of ours, and nothing is there."""
+        if uri.startswith("/") or ".." in uri.split("/") or "\0" in uri:
+            raise ArtifactMissing(f"{uri!r} is no name in {self.url}")
+        return self._root / uri
+
     @contextmanager
     def create(self, name: Name) -> Iterator[Pending]:
         self.ensure()
@@ -58,7 +64,7 @@ class Folder:
                 with suppress(OSError):
                     raw.close()
             uri = name if isinstance(name, str) else name(pending.stream.sha256)
-            target = self._root / uri
+            target = self._path(uri)
             with mapped(self.url):
                 _make_folder(target.parent)
                 temporary.replace(target)
@@ -70,7 +76,7 @@ class Folder:
 
     def open(self, uri: str) -> BinaryIO:
         with mapped(self.url, uri):
-            return cast(BinaryIO, io.BufferedReader(_MappedFile(self._root / uri, self.url), CHUNK_BYTES))
+            return cast(BinaryIO, io.BufferedReader(_MappedFile(self._path(uri), self.url), CHUNK_BYTES))
 
     def read(self, uri: str, start: int, end: int | None) -> bytes:
         with self.open(uri) as stream:
@@ -79,18 +85,18 @@ class Folder:
 
     def exists(self, uri: str) -> bool:
         with mapped(self.url):
-            return (self._root / uri).exists()
+            return self._path(uri).exists()
 
     @contextmanager
     def local_path(self, uri: str) -> Iterator[Path]:
-        path = self._root / uri
+        path = self._path(uri)
         if not self.exists(uri):
             raise ArtifactMissing(f"{uri} is not in {self.url}")
         yield path
 
     def delete(self, uri: str) -> None:
         with mapped(self.url):
-            (self._root / uri).unlink(missing_ok=True)
+            self._path(uri).unlink(missing_ok=True)
 
     def files(self, prefix: str) -> Iterator[StoredFile]:
         with mapped(self.url):
@@ -107,7 +113,7 @@ class Folder:
                 Path(folder).rmdir()
 
     def locate(self, uri: str) -> str:
-        return str(self._root / uri)
+        return str(self._path(uri))
 
 
 class _MappedFile(io.FileIO):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.db.states import JobStatus
-from pipeline.errors import ExitCode, PipelineError, SpecError
+from pipeline.errors import ArtifactMissing, ExitCode, PipelineError, SpecError
 from pipeline.jobs.submit import SubmitOptions, build_spec
+from pipeline.store.artifacts import ArtifactStore
 from tests.fixtures.house import House, MakeHouse
 
 MARK = "mark7f3a"
@@ -68,6 +70,29 @@ def test_no_name_of_a_users_becomes_a_path(house: House, tmp_path: Path) -> None
     assert not [path for path in paths if MARK in path]
     assert not list(Path("/tmp").glob(f"*{MARK}*"))
     assert not list(Path.cwd().glob(f"*{MARK}*"))
+
+
+@pytest.mark.parametrize("uri", ["../neighbour", "/{top}/neighbour", "jobs/../../neighbour", "inputs/../..", "a\0b"])
+def test_a_forged_row_leads_nowhere_outside_the_store(tmp_path: Path, uri: str) -> None:
+    """Who writes to the database can name any file in a row; no worker reads, writes or deletes it."""
+    store = ArtifactStore((tmp_path / "store").as_uri())
+    store.ensure()
+    neighbour = tmp_path / "neighbour"
+    neighbour.write_text("mine")
+    uri = uri.replace("/{top}", str(tmp_path))
+    attempts: list[Callable[[], object]] = [
+        lambda: store.read_bytes(uri),
+        lambda: store.exists(uri),
+        lambda: store.delete(uri),
+        lambda: store.put_bytes(uri, b"theirs"),
+        lambda: store.local_path(uri).__enter__(),
+        lambda: store.locate(uri),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ArtifactMissing):
+            attempt()
+    assert neighbour.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["neighbour"]
 
 
 @pytest.mark.parametrize("name", ["a\0b", "", "x" * 10_000])
