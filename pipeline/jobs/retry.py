@@ -29,7 +29,7 @@ from pipeline.errors import (
 from pipeline.formats.items import parse_item
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.status import find_job
-from pipeline.jobs.submit import check_model, new_job_id
+from pipeline.jobs.submit import check_model, content_digest, new_job_id
 from pipeline.specs import IndexSpec, JobSpec, parse_spec
 from pipeline.store import layout
 from pipeline.store.artifacts import Artifact, ArtifactStore, HashingWriter
@@ -165,6 +165,7 @@ def _insert(
             idempotency_key=key,
             input_uri=artifact.uri,
             input_sha256=artifact.sha256,
+            content_digest=content_digest(artifact.sha256, spec),
             input_bytes=artifact.size,
             parent_job_id=parent.id,
         )
