@@ -231,7 +231,7 @@ class JobRepository(Repository):
 
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
-        planned = Job.shards_open == 0, Job.status != JobStatus.VALIDATING
+        planned = Job.shards_open == 0, Job.processing == 0, Job.status != JobStatus.VALIDATING
         return self._move(job_id, JobStatus.FINALIZING, {"lease_owner": None, "paused": False}, *planned)
 
     def finish(
