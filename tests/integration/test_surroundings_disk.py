@@ -44,7 +44,8 @@ def submit(house: House) -> str:
 
 
 def undisturbed(house: House) -> list[dict[str, Any]]:
-    """What the same requests answer where nothing goes wrong."""
+    """What the same requests answer where nothing goes wrong. The model is slow enough to be met at work later."""
+    house.add_fake_model(delay_s=0.1)
     job = house.work_off(submit(house))
     assert job.status is JobStatus.COMPLETED
     return masked(house.results(job.id))
@@ -94,7 +95,6 @@ def waits(house: House, job_id: str) -> int:
 
 
 def work_until_some(house: House, job_id: str) -> None:
-    house.add_fake_model(delay_s=0.1)
     house.start_worker()
     house.wait_for(lambda: house.job(job_id).succeeded >= 2, "some answers")
 
@@ -192,6 +192,7 @@ def test_whole_home_on_a_disk_that_fills_up(small_home: SmallDisk, make_house: M
     assert b"Traceback" not in done.stderr
     assert b"full" in done.stderr or b"no space" in done.stderr.lower()
     assert house.workers[0].poll() is None
+    assert not house.job(job_id).status.is_terminal
     small_home.free()
     check_end(house, job_id, expected)
     with house.deployment.database.read() as uow:
