@@ -1,7 +1,7 @@
 """Every named place where a process may die: it is killed there, and the job ends as if nothing had been.
 
-Victims and survivors are real processes. Each test starts from a copy of one installation, so that undisturbed and
-disturbed run are the same job and their files can be compared byte by byte.
+Victims are real processes, and so is the survivor's engine. Each test starts from a copy of one installation, so that
+undisturbed and disturbed run are the same job and their files can be compared byte by byte.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pipeline.specs import IndexSpec
 from tests.chaos.bytes import mask, read
 from tests.chaos.processes import processes_of
 from tests.fixtures.house import PATIENCE_S, House, build_house
-from tests.fixtures.in_process import SHORT_LEASES
+from tests.fixtures.in_process import SHORT_LEASES, running_service, work_until_end
+from workers.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,10 +85,16 @@ def copy(start: Start, home: Path) -> House:
     return build_house(home, part_items=PART_ITEMS, **SHORT_LEASES)
 
 
+def work_off(house: House, job_id: str) -> None:
+    """The survivor: a worker's service with a real engine's process, on this thread; starting it costs no imports."""
+    host = Supervisor(house.settings, environ=house.environ)
+    with running_service(house, host) as service:
+        assert work_until_end(house, service, job_id).status is JobStatus.COMPLETED, house.logs()
+
+
 def undisturbed(start: Start, home: Path) -> Start:
     house = copy(start, home)
-    job = house.work_off(start.job_id)
-    assert job.status is JobStatus.COMPLETED, house.logs()
+    work_off(house, start.job_id)
     output, errors = read(house, start.job_id, "output"), read(house, start.job_id, "errors")
     house.stop()
     return Start(start.home, start.job_id, output, errors)
@@ -112,7 +119,7 @@ def indexing(tmp_path_factory: pytest.TempPathFactory) -> Start:
     folder = tmp_path_factory.mktemp("indexing")
     house = lay_out(folder / "start")
     source = house.submit([{"custom_id": f"d{n}", "text": f"text {n}"} for n in range(ITEMS)], kind="embed")
-    assert house.work_off(source).status is JobStatus.COMPLETED, house.logs()
+    work_off(house, source)
     job_id = submit_index(house.deployment, IndexSpec(name="docs", sources=(source,), recall_queries=4)).job.id
     house.stop()
     return undisturbed(Start(folder / "start", job_id), folder / "undisturbed")
@@ -162,7 +169,7 @@ def check_end(house: House, job_id: str) -> None:
 def test_worker_killed_at(point: str, generating: Start, open_copy: Open) -> None:
     house, job_id = open_copy(generating), generating.job_id
     kill_worker(house, job_id, point, WORKING[point])
-    house.work_off(job_id)
+    work_off(house, job_id)
     check_end(house, job_id)
     assert read(house, job_id, "output") == generating.output
     assert read(house, job_id, "errors") == generating.errors
@@ -174,7 +181,7 @@ def test_index_builder_killed_at(point: str, indexing: Start, open_copy: Open) -
     kill_worker(house, job_id, point, PUBLISHING[point])
     with house.deployment.database.read() as uow:
         assert uow.indexes.live("docs") is None
-    house.work_off(job_id)
+    work_off(house, job_id)
     check_end(house, job_id)
     assert read(house, job_id, "output") == indexing.output
     with house.deployment.database.read() as uow:
@@ -198,11 +205,11 @@ def test_submitter_killed_at(point: str, generating: Start, open_copy: Open, tmp
     made = set(jobs(house)) - before
     assert len(made) == (point in ("submit.after_row", "submit.after_ring"))
     for job_id in made:
-        house.work_off(job_id)
+        work_off(house, job_id)
     again = house.pipeline(*words).stdout.decode().strip()
     assert set(jobs(house)) - before == {again}
     assert made <= {again}
-    house.work_off(again)
+    work_off(house, again)
     check_end(house, again)
     assert mask(read(house, again, "output")) == mask(generating.output)
     assert mask(read(house, again, "errors")) == mask(generating.errors)
