@@ -6,6 +6,7 @@ A ring that cannot be sent is no error: a slot that is idle looks by itself ever
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -77,6 +78,10 @@ def _folder_options(settings: Settings) -> dict[str, Any]:
     }
 
 
+#: Celery and kombu put other modules in their own places while they are imported: a second thread would see half.
+_MAKING = threading.Lock()
+
+
 class Doorbell:
     """Sends task names with ids. Celery is imported at the first ring, never before."""
 
@@ -96,15 +101,17 @@ class Doorbell:
         return self._ring(RUN, queue, queue)
 
     def _ring(self, task: str, argument: str, queue: str) -> bool:
-        from kombu.exceptions import OperationalError
+        with _MAKING:
+            from kombu.exceptions import OperationalError
 
         from pipeline.secrecy import mask_secrets
 
         if time.monotonic() < self._silent_until:
             return False
         try:
-            if self._app is None:
-                self._app = self._make_app()
+            with _MAKING:
+                if self._app is None:
+                    self._app = self._make_app()
             self._app.send_task(task, args=[argument], queue=queue, retry=False)
         except (OperationalError, OSError, ConfigError) as error:
             self._silent_until = time.monotonic() + SILENCE_S

@@ -116,3 +116,31 @@ def test_celery_worker_command_is_refused_with_the_reason(tmp_path: Path) -> Non
     assert done.returncode != 0
     assert "thread pool" in done.stderr
     assert "pipeline worker" in done.stderr
+
+
+FIRST_RINGS = """
+import sys, threading
+from pathlib import Path
+from pipeline.config import Settings
+from pipeline.jobs.dispatch import Doorbell
+
+bell, start, rung = Doorbell(Settings(home=Path(sys.argv[1]))), threading.Barrier(6), []
+
+def ring():
+    start.wait()
+    rung.append(bell.plan("job_x"))
+
+threads = [threading.Thread(target=ring) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert rung == [True] * 6, rung
+"""
+
+
+def test_threads_that_ring_first_at_the_same_moment_all_ring(tmp_path: Path) -> None:
+    """Celery is imported by the first ring, and puts another module in its own place while it is."""
+    command = [sys.executable, "-c", FIRST_RINGS, str(tmp_path)]
+    for _ in range(3):
+        subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=60)
