@@ -113,7 +113,7 @@ def upgrade() -> None:
             )
         )
 
-    # What a claim, a deadline and a look at the workers read, however many jobs and shards there are.
+    # What a claim and a deadline read, however many jobs and shards there are.
     op.drop_index(op.f("ix_jobs_status_kind_priority_created_at"), table_name="jobs")
     op.create_index(op.f("ix_jobs_status_id"), "jobs", ["status", "id"], unique=False)
     best = [sa.text("priority DESC"), "created_at", "id"]
@@ -123,7 +123,6 @@ def upgrade() -> None:
         "ix_jobs_open_expires_at", "jobs", ["expires_at"], "status IN ('in_progress', 'queued', 'validating')"
     )
     _create_partial_index("ix_shards_pending", "shards", ["job_id", "ordinal"], "status = 'pending'")
-    _create_partial_index("ix_shards_lease_owner", "shards", ["lease_owner"], "lease_owner IS NOT NULL")
 
     with op.batch_alter_table("workers", schema=None) as batch_op:
         batch_op.add_column(sa.Column("paused", sa.Boolean(), nullable=False, server_default=sa.false()))
@@ -139,8 +138,7 @@ def _create_partial_index(name: str, table: str, columns: list[Any], where: str)
 
 
 def downgrade() -> None:
-    for name in ("lease_owner", "pending"):
-        op.drop_index(f"ix_shards_{name}", table_name="shards")
+    op.drop_index("ix_shards_pending", table_name="shards")
     for name in ("open_expires_at", "running_oldest", "running_best", "status_id"):
         op.drop_index(f"ix_jobs_{name}", table_name="jobs")
     columns = ["status", "kind", "priority", "created_at"]

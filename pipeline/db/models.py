@@ -139,7 +139,6 @@ class Shard(Base):
         Index(None, "status", "id"),
         # Of a long job the first shards are done: who looks for a pending one must not read past them.
         Index("ix_shards_pending", "job_id", "ordinal", **_where("status = 'pending'")),
-        Index("ix_shards_lease_owner", "lease_owner", **_where("lease_owner IS NOT NULL")),
     )
 
 
