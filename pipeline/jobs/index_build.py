@@ -18,6 +18,7 @@ from pipeline.ports import Answer, WorkItem
 from pipeline.private import make_private_folder
 from pipeline.specs import IndexSpec
 from pipeline.store import layout
+from pipeline.store.faults import mapped
 
 
 class NoVectors(JobError):
@@ -47,9 +48,10 @@ class IndexBuild:
             raise NoVectors(f"{', '.join(spec.sources)} have vectors in {len(spaces)} spaces; an index needs one")
         space = spaces[0]
         scratch = deployment.settings.home_path / "scratch"
-        make_private_folder(scratch)
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+            with mapped(str(scratch)):
+                make_private_folder(scratch)
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
             sources = tuple(
                 VectorSource(
                     path=stack.enter_context(deployment.store.local_path(file.uri)),
