@@ -75,10 +75,14 @@ def check_store(context: Context) -> Iterator[Finding]:
 
 
 def check_broker(context: Context) -> Iterator[Finding]:
+    from pipeline.jobs.broker_tls import is_verified
 
+    url = context.settings.resolved_broker_url
     with context.deployment(with_store=False) as deployment:
         deployment.doorbell.check()
-    yield Finding("broker", Level.OK, f"{context.settings.resolved_broker_url} answers")
+    yield Finding("broker", Level.OK, f"{url} answers")
+    if not is_verified(url):
+        yield Finding("broker", Level.WARN, "its certificate is not verified", "ssl_ca_certs=FILE in broker_url")
 
 
 def check_workers(context: Context) -> Iterator[Finding]:
