@@ -222,6 +222,10 @@ class EngineHost(Protocol):
         """What could run at this moment without loading, used latest first. Safe from any thread."""
         ...
 
+    def interrupt(self) -> None:
+        """End a load that is under way: ``prepare`` then raises TransientError. Safe from any thread."""
+        ...
+
     def close(self) -> None:
         """End the children, if any."""
         ...

@@ -148,6 +148,11 @@ class Supervisor:
                 return {key: value for key, value in frame[0].items() if key != "type"}
         return None
 
+    def interrupt(self) -> None:
+        """End a load that is under way; a child that has loaded stays."""
+        if self._request is None:
+            self.close()
+
     def close(self) -> None:
         """End the child, if any: asked to and waited for if it is idle, killed at once if it is not."""
         with self._lock:

@@ -263,6 +263,12 @@ class WarmHost:
         self._pool.work(child, run)
         return run
 
+    def interrupt(self) -> None:
+        """End a load that is under way; a child that has loaded stays."""
+        child = self._child
+        if child is not None and child.is_loading:
+            child.supervisor.close()
+
     def close(self) -> None:
         """End this slot's child, and those that no slot holds."""
         self._pool.close(self)

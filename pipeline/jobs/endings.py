@@ -78,14 +78,17 @@ class Endings:
             self._deployment.doorbell.finalize(job_id)
         log.info("shard_ended", extra={"job": job_id, "shard": lease.shard.ordinal, "complete": complete})
 
-    def end_badly(self, error: Exception, suspicion: Suspicion) -> None:
-        """Say in the database why, so that the next attempt, or the user, knows. While that is out of reach, wait."""
+    def end_badly(self, error: Exception, suspicion: Suspicion, *, asked: bool) -> None:
+        """Say in the database why, so that the next attempt, or the user, knows. While that is out of reach, wait.
+
+        ``asked`` says that the attempt was to stop anyhow (a drain, a pause, a cancel): that is no failed attempt.
+        """
         code = error.code if isinstance(error, PipelineError) else "internal_error"
         reason = f"{code}: {error}" if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
         log.warning("shard_attempt_failed", extra={"job": self._lease.shard.job_id, "reason": reason})
         while True:
             try:
-                self._say(error, AttemptFailure(code, reason), suspicion)
+                self._say(error, AttemptFailure(code, reason), suspicion, asked)
                 return
             except LeaseLost as lost:
                 log.warning("shard_lost", extra={"job": self._lease.shard.job_id, "reason": str(lost)})
@@ -98,7 +101,7 @@ class Endings:
                 log.warning("lease_left_to_expire", extra={"shard": self._lease.shard_id, "reason": str(unreachable)})
                 return
 
-    def _say(self, error: Exception, failure: AttemptFailure, suspicion: Suspicion) -> None:
+    def _say(self, error: Exception, failure: AttemptFailure, suspicion: Suspicion, asked: bool) -> None:
         shard = self._lease.shard
         limit = self._deployment.settings.max_attempts
         harmless = shard.attempts - shard.lost_leases - shard.child_deaths
@@ -109,8 +112,8 @@ class Endings:
                 self._fail_job(error)
             case ModelElsewhere():
                 self._give_back(None, 0.0)  # the look before the next claim will not find it either
-            case _ if self._drain.is_set():
-                self._give_back(None, 0.0)  # the worker leaves; that is no failed attempt
+            case _ if asked:
+                self._give_back(None, 0.0)
             case EnvironmentFault():
                 failure = AttemptFailure(failure.code, failure.reason, is_environment=True)
                 self._give_back(failure, self._backoff_s(shard.waits))

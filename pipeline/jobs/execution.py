@@ -63,7 +63,7 @@ class ShardExecution:
         except Exception as error:  # whatever it is, the lease must not leak
             if not isinstance(error, PipelineError):
                 log.exception("shard_attempt_broke")
-            self._endings.end_badly(error, self._suspicion)
+            self._endings.end_badly(error, self._suspicion, asked=self._is_stopping())
 
     def stop(self) -> None:
         """Ask the attempt to end soon, keeping what was finished. Safe from any thread."""
@@ -71,6 +71,7 @@ class ShardExecution:
         run = self._run
         if run is not None:
             run.cancel()
+        self._host.interrupt()
 
     # --- the attempt ---
 
