@@ -56,8 +56,8 @@ class Audit:
     def of_processes(self, live: Callable[[], set[int]]) -> Iterator[str]:
         """Orphans, and leases of the dead; given the time that they may take."""
         patience_s = self.house.settings.lease_s + RECONCILE_LEASE_S + SETTLE_S
-        yield from self._settled(lambda: self._orphans(live()), patience_s)
-        yield from self._settled(lambda: self._named_leases(live()), patience_s)
+        yield from self._settled(lambda: self.orphans(live()), patience_s)
+        yield from self._settled(lambda: self.named_leases(live()), patience_s)
 
     def of_end(self) -> Iterator[str]:
         """When the last worker has been asked to go."""
@@ -169,14 +169,14 @@ class Audit:
 
     # --- what is left behind ---
 
-    def _orphans(self, live: set[int]) -> list[str]:
+    def orphans(self, live: set[int]) -> list[str]:
         return [
             f"engine {one.pid} has lost its worker and lives"
             for one in engines_of(self.house)
             if one.ppid() not in live
         ]
 
-    def _named_leases(self, live: set[int]) -> list[str]:
+    def named_leases(self, live: set[int]) -> list[str]:
         with Session(self.house.deployment.database.engine) as session:
             pids = {worker.id: worker.pid for worker in session.scalars(select(Worker))}
             leases = list(session.scalars(select(Lease)))
