@@ -11,6 +11,7 @@ import orjson
 from pipeline.config import Settings
 from pipeline.errors import ChildDied
 from pipeline.ports import JsonObject
+from pipeline.secrecy import without_secrets
 from workers.blas import blas_environment
 from workers.roles import Role
 
@@ -29,7 +30,7 @@ TIMEOUT_S = 120.0
 def inspect_host(settings: Settings) -> JsonObject:
     """Device, BLAS and versions as a child sees them, and this process's role; raises ChildDied."""
     role = Role.of(settings)
-    environ = os.environ | blas_environment()
+    environ = without_secrets(os.environ) | blas_environment()
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=environ, capture_output=True, timeout=TIMEOUT_S)
     if done.returncode != 0:
         raise ChildDied(f"an engine process cannot start here: {done.stderr.decode(errors='replace').strip()[-500:]}")

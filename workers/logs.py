@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 
 from pipeline.secrecy import mask_secrets
 
@@ -29,5 +30,14 @@ def configure_logging(level: str, *, debug: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else level.upper())
+    threading.excepthook = _log_death
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.WARNING)
+
+
+def _log_death(death: threading.ExceptHookArgs) -> None:
+    """A thread's last words go the way of all others, masked."""
+    error = death.exc_value
+    if error is not None:
+        name = death.thread.name if death.thread else None
+        logging.getLogger(__name__).error("thread_died", exc_info=error, extra={"thread_name": name})

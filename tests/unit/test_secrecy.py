@@ -184,3 +184,38 @@ def test_a_lease_token_is_no_secret() -> None:
     assert mask_secrets("shard_claimed job=job_1 shard=0 token=7 lease_token=8") == (
         "shard_claimed job=job_1 shard=0 token=7 lease_token=8"
     )
+
+
+def test_a_workers_log_hides_it_in_every_way_out(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+    import threading
+
+    from workers.logs import configure_logging
+
+    root = logging.getLogger()
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    handlers, level = root.handlers[:], root.level
+    remember_secrets([f"redis://:{SECRET}@h/0"])
+
+    def die() -> None:
+        raise RuntimeError(f"thread {SECRET}")
+
+    try:
+        configure_logging("info")
+        log = logging.getLogger("x")
+        log.warning("event", extra={"reason": f"field {SECRET}"})
+        try:
+            raise ValueError(f"trace {SECRET}")
+        except ValueError:
+            log.exception("event")
+        thread = threading.Thread(target=die)
+        thread.start()
+        thread.join()
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    said = capfd.readouterr().err
+    assert [word in said for word in ("field ***", "trace ***", "thread ***", "thread_died")] == [True] * 4
+    assert SECRET not in said
