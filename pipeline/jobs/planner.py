@@ -66,8 +66,8 @@ def plan(deployment: Deployment, job_id: str, *, owner: str) -> bool:
             fail_point("plan.after_commit")
     except LeaseLost:
         return False
-    except TransientError:
-        _release(deployment, lease)
+    except TransientError as error:
+        _release(deployment, lease, error)
         raise
     except ModelNotFound as error:
         if job.model_digest is None:
@@ -147,9 +147,9 @@ def _counter(deployment: Deployment, spec: JobSpec, job: JobView) -> CountsToken
     return WordCounter() if describe(path).is_fake else TokenCounter(path)
 
 
-def _release(deployment: Deployment, lease: JobLease) -> None:
+def _release(deployment: Deployment, lease: JobLease, trouble: PipelineError | None = None) -> None:
     with deployment.database.write() as uow:
-        uow.jobs.release(lease)
+        uow.jobs.release(lease, None if trouble is None else (trouble.code, str(trouble)))
 
 
 def _fail(deployment: Deployment, lease: JobLease, error: Exception) -> None:

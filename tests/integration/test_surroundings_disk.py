@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.db.states import JobStatus, ShardStatus
 from pipeline.db.values import HeldUp, JobView
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, StoreUnavailable
 from pipeline.jobs.planner import plan
 from pipeline.jobs.status import report_job
 from pipeline.jobs.submit import submit_index
@@ -125,6 +125,24 @@ def test_store_that_turns_read_only_under_parts(small_disk: SmallDisk, house: Ho
     small_disk.make_writable()
     check_end(house, job_id, expected)
     assert waits(house, job_id) >= 1
+
+
+def test_store_that_cannot_be_read_at_planning(house: House) -> None:
+    """Even root is refused here: where the item file was there is a folder."""
+    job_id = submit(house)
+    uri = house.job(job_id).input_uri
+    assert uri is not None
+    file = Path(house.deployment.store.locate(uri))
+    aside = file.rename(file.with_name("aside"))
+    file.mkdir()
+    with pytest.raises(StoreUnavailable):
+        plan(house.deployment, job_id, owner="planner")
+    assert wait_held_up(house, job_id, "store_unavailable").shards == 0
+    file.rmdir()
+    aside.rename(file)
+    assert plan(house.deployment, job_id, owner="planner")
+    assert report_job(house.deployment, job_id).waiting == ()
+    assert house.job(job_id).status is JobStatus.QUEUED
 
 
 @pytest.mark.parametrize("how", ["full", "read_only"])

@@ -17,8 +17,8 @@ QUICK = {"lease_s": 3, "renew_s": 0.5, "reconcile_s": 0.2, "poll_s": 0.2, "backo
 
 
 @pytest.fixture
-def house(make_house: MakeHouse, database_url: str) -> House:
-    return make_house(database_url=database_url, **QUICK)
+def house(make_house: MakeHouse) -> House:
+    return make_house(**QUICK)
 
 
 def alter(house: House, job_id: str, old: bytes, new: bytes) -> None:
@@ -32,7 +32,8 @@ def alter(house: House, job_id: str, old: bytes, new: bytes) -> None:
     file.write_bytes(data.replace(old, new))
 
 
-def test_item_altered_before_its_shard_runs_ends_the_job(house: House) -> None:
+def test_item_altered_before_its_shard_runs_ends_the_job(make_house: MakeHouse, database_url: str) -> None:
+    house = make_house(database_url=database_url, **QUICK)
     job_id = house.submit(requests(9), shard_items=3)
     plan(house.deployment, job_id, owner="planner")
     alter(house, job_id, b"say 4", b"say 9")

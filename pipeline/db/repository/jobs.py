@@ -136,6 +136,8 @@ class JobRepository(Repository):
             "shards_total": len(cuts),
             "shards_open": len(cuts),
             "lease_owner": None,
+            "error_code": None,
+            "error_message": None,
         }
         if not self._guarded(lease, {JobStatus.VALIDATING}, values):
             raise LeaseLost(f"the plan of {lease.job_id} was made by another process")
@@ -183,9 +185,10 @@ class JobRepository(Repository):
         if not self._guarded(lease, None, {"lease_renewals": Job.lease_renewals + 1}):
             raise LeaseLost(f"the lease on {lease.job_id} was taken by another process")
 
-    def release(self, lease: JobLease) -> None:
-        """Give the lease back; one that is lost already is no error."""
-        self._guarded(lease, None, {"lease_owner": None})
+    def release(self, lease: JobLease, trouble: tuple[str, str] | None = None) -> None:
+        """Give the lease back, with the code and text of what was in the way; one that is lost already is no error."""
+        said = {} if trouble is None else {"error_code": trouble[0], "error_message": clip(trouble[1])}
+        self._guarded(lease, None, {"lease_owner": None, **said})
 
     def _guarded(self, lease: JobLease, statuses: Collection[JobStatus] | None, values: dict[str, Any]) -> bool:
         statement = update(Job).where(
