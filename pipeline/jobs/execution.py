@@ -14,6 +14,7 @@ from pipeline.errors import (
     ArtifactCorrupt,
     ChildDied,
     EngineFailed,
+    EnvironmentFault,
     LeaseLost,
     ModelChanged,
     ModelNotFound,
@@ -50,6 +51,7 @@ class ShardExecution:
         self._measures = ShardMeasures(lease)
         self._endings = Endings(deployment, lease, drain)
         self._suspicion = Suspicion.of(lease.shard)
+        self.was_hindered = False
 
     def run(self) -> None:
         """Work until the shard is done, given back, failed, cancelled, or lost."""
@@ -63,6 +65,7 @@ class ShardExecution:
         except Exception as error:  # whatever it is, the lease must not leak
             if not isinstance(error, PipelineError):
                 log.exception("shard_attempt_broke")
+            self.was_hindered = isinstance(error, EnvironmentFault)
             self._endings.end_badly(error, self._suspicion, asked=self._is_stopping())
 
     def stop(self) -> None:

@@ -27,6 +27,7 @@ from pipeline.jobs.dispatch import CONTROL_QUEUE
 from pipeline.jobs.execution import ShardExecution
 from pipeline.jobs.finalize import finalize
 from pipeline.jobs.neighbours import bury
+from pipeline.jobs.patience import Patience
 from pipeline.jobs.planner import plan
 from pipeline.jobs.presence import Presence
 from pipeline.jobs.reconcile import Reconciler
@@ -86,6 +87,7 @@ class WorkerService:
         self._models: frozenset[ModelKey] = frozenset()
         self._passed_over = ("", 0)
         self._running: set[ShardExecution] = set()
+        self._patience = Patience(deployment.settings.backoff_s)
         self._idle = threading.Condition()
         self._control_pool = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control")
         self._control_jobs: dict[tuple[str, str], Future[None]] = {}
@@ -117,7 +119,7 @@ class WorkerService:
             return 0
         attempts = 0
         try:
-            while not self._drain.is_set():
+            while not self._drain.is_set() and not self._patience.is_waiting:
                 lease = self._claim(host)
                 if lease is None:
                     return attempts
@@ -151,6 +153,10 @@ class WorkerService:
         try:
             with self._awake():
                 execution.run()
+            if execution.was_hindered:
+                self._patience.hindered()
+            else:
+                self._patience.went_on()
         finally:
             with self._idle:
                 self._running.discard(execution)
