@@ -57,11 +57,11 @@ def upgrade() -> None:
         )
         batch_op.add_column(
             sa.Column(
-                "finalize_tries",
+                "control_tries",
                 sa.Integer(),
                 nullable=False,
                 server_default="0",
-                comment="finalizers that met a part they could not read",
+                comment="plannings and finalizings that a missing file stopped",
             )
         )
         batch_op.add_column(
@@ -152,7 +152,7 @@ def downgrade() -> None:
         op.drop_column("shards", name)
     for name in ("parent_job_id", "content_digest"):
         op.drop_index(op.f(f"ix_jobs_{name}"), table_name="jobs")
-    for name in ("pruned_at", "finalize_tries", "content_digest"):
+    for name in ("pruned_at", "control_tries", "content_digest"):
         op.drop_column("jobs", name)
     op.drop_table("failed_attempts")
     op.drop_table("paused_queues")

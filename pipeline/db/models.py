@@ -60,7 +60,7 @@ class Job(Base):
     lease_owner: Mapped[str | None] = mapped_column(_ID, comment="who plans or finalizes")
     lease_token: Mapped[int] = mapped_column(default=0)
     lease_renewals: Mapped[int] = mapped_column(BigInteger, default=0)
-    finalize_tries: Mapped[int] = mapped_column(default=0, comment="finalizers that met a part they could not read")
+    control_tries: Mapped[int] = mapped_column(default=0, comment="plannings and finalizings that a missing file stopped")
 
     output_uri: Mapped[str | None] = mapped_column(_URI)
     output_sha256: Mapped[str | None] = mapped_column(_SHA256)

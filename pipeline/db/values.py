@@ -52,7 +52,7 @@ class JobView:
     lease_owner: str | None
     lease_token: int
     lease_renewals: int
-    finalize_tries: int
+    control_tries: int
     output_uri: str | None
     output_sha256: str | None
     errors_uri: str | None

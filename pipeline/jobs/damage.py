@@ -13,7 +13,7 @@ from pipeline.store import layout
 
 log = logging.getLogger(__name__)
 
-#: Finalizers that must have missed a file, with the store itself in reach, before it is taken for lost.
+#: Plannings or finalizings that must have missed a file before it is taken for lost.
 MISSING_TRIES = 3
 
 
@@ -78,4 +78,4 @@ def mend(deployment: Deployment, lease: JobLease, job: JobView, damaged: Damaged
 
 
 def _is_lost(deployment: Deployment, job: JobView) -> bool:
-    return job.finalize_tries + 1 >= MISSING_TRIES and deployment.store.exists(layout.store_marker())
+    return job.control_tries + 1 >= MISSING_TRIES and deployment.store.exists(layout.store_marker())

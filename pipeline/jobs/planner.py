@@ -14,11 +14,20 @@ from pipeline.checkpoints.resolve import resolve
 from pipeline.checkpoints.tokens import TokenCounter
 from pipeline.db.states import JobStatus
 from pipeline.db.values import JobLease, JobView, ShardCut
-from pipeline.errors import ArtifactCorrupt, LeaseLost, ModelChanged, ModelNotFound, PipelineError, TransientError
+from pipeline.errors import (
+    ArtifactCorrupt,
+    ArtifactMissing,
+    LeaseLost,
+    ModelChanged,
+    ModelNotFound,
+    PipelineError,
+    TransientError,
+)
 from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, parse_item
 from pipeline.formats.texts import output_allowance, prompt_texts
 from pipeline.jobs.cancel import settle
+from pipeline.jobs.damage import MISSING_TRIES
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.leases import JobKeeper
 from pipeline.specs import IndexSpec, JobSpec, parse_spec
@@ -48,7 +57,8 @@ def plan(deployment: Deployment, job_id: str, *, owner: str) -> bool:
     A job that cannot be done (model unknown, changed or unfit; item file unreadable) ends here, before any work, with
     one clear error. A model that the job pins and this host does not hold is another host's to plan with.
 
-    Raises TransientError when database or store are out of reach; the lease is given back.
+    Raises TransientError when database or store are out of reach; the lease is given back. Raises ArtifactMissing when
+    the item file is; that is tried again some times.
     """
     with deployment.database.write() as uow:
         lease = uow.jobs.lease(job_id, JobStatus.VALIDATING, owner)
@@ -75,6 +85,13 @@ def plan(deployment: Deployment, job_id: str, *, owner: str) -> bool:
         else:
             _release(deployment, lease)
         return False
+    except ArtifactMissing as error:
+        if job.control_tries + 1 >= MISSING_TRIES:
+            _fail(deployment, lease, error)
+            return False
+        with deployment.database.write() as uow:  # a share may be away; the lease runs out before the next try
+            uow.jobs.note_trouble(lease, code=error.code, message=str(error))
+        raise
     except Exception as error:  # whatever it is, planning again would meet it again
         if not isinstance(error, PipelineError):
             log.exception("plan_broke", extra={"job": job_id})

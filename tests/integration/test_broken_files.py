@@ -89,7 +89,8 @@ def test_job_whose_item_file_breaks_under_way_fails_and_keeps_what_it_had(house:
         check_failed(house, work_until_end(house, service, job_id), code)
     assert house.job(job_id).succeeded == 2
     assert [line["custom_id"] for line in house.results(job_id)] == ["r0", "r1"]
-    assert max(shard.attempts for shard in house.shards(job_id)) == 2, "another host may see the file whole"
+    tries = house.settings.max_attempts if how == "missing" else 2  # a share comes back, another host may see it whole
+    assert max(shard.attempts for shard in house.shards(job_id)) == tries
 
 
 def test_nul_in_what_an_engine_says_reaches_the_database(make_house: MakeHouse, database_url: str) -> None:

@@ -158,5 +158,5 @@ def test_part_that_stays_missing_is_run_again(house: House, real_children: Worke
     _, file = first_part(house, job_id)
     file.unlink()
     job = work_until_end(house, real_children, job_id)
-    assert (job.status, job.succeeded, job.finalize_tries) == (JobStatus.COMPLETED, 8, MISSING_TRIES - 1)
+    assert (job.status, job.succeeded, job.control_tries) == (JobStatus.COMPLETED, 8, MISSING_TRIES - 1)
     assert len(house.results(job_id)) == 8

@@ -136,6 +136,7 @@ class JobRepository(Repository):
             "shards_total": len(cuts),
             "shards_open": len(cuts),
             "lease_owner": None,
+            "control_tries": 0,
             "error_code": None,
             "error_message": None,
         }
@@ -230,7 +231,7 @@ class JobRepository(Repository):
             name: case((Job.outcome == Outcome.FAILED, getattr(Job, name)), else_=text)
             for name, text in trouble.items()
         }
-        self._guarded(lease, None, {"finalize_tries": Job.finalize_tries + 1, **said})
+        self._guarded(lease, None, {"control_tries": Job.control_tries + 1, **said})
 
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
