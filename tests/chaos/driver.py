@@ -94,6 +94,7 @@ class Attack:
             database=self._options.database,
             broker=self._options.broker,
             engine=self._options.engine,
+            settings="default" if self._options.default_settings else "short",
             plan=str(self._plan),
             seconds=round(time.monotonic() - self._started, 1),
             faults=self._records,

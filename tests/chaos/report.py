@@ -1,9 +1,13 @@
-"""What runs found, for people as a table and for programs as JSON."""
+"""What runs found, for people as a table and for programs as JSON.
+
+``python -m tests.chaos.report FILE...`` prints one table for each kind of run in the reports together.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,12 +34,13 @@ class FaultRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One seed. ``wrong`` is empty when every check held."""
+    """One seed. ``wrong`` is empty when every check held; ``settings`` are ``short`` or ``default`` ones."""
 
     seed: int
     database: str
     broker: str
     engine: str
+    settings: str
     plan: str
     seconds: float
     faults: Sequence[FaultRecord]
@@ -82,3 +87,20 @@ def summary(runs: Sequence[RunRecord]) -> str:
 def write(path: Path, runs: Sequence[RunRecord]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(run) for run in runs], indent=1), encoding="utf-8")
+
+
+def read(path: Path) -> list[RunRecord]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [RunRecord(**{**run, "faults": [FaultRecord(**fault) for fault in run["faults"]]}) for run in found]
+
+
+def main(paths: Sequence[Path]) -> None:
+    kinds: dict[str, list[RunRecord]] = {}
+    for run in (run for path in paths for run in read(path)):
+        kinds.setdefault(f"{run.database}, {run.broker}, {run.engine}, {run.settings} settings", []).append(run)
+    for kind, runs in sorted(kinds.items()):
+        print(f"### {kind}\n\n{summary(runs)}; {sum(run.seconds for run in runs) / 60:.1f} min\n\n{table(runs)}\n")
+
+
+if __name__ == "__main__":
+    main([Path(name) for name in sys.argv[1:]])
