@@ -134,6 +134,7 @@ class Doorbell:
         """Reach the broker once, and see that it takes messages; raises BrokerUnavailable. For ``doctor``."""
         from kombu.connection import Connection
         from kombu.exceptions import OperationalError
+        from redis.exceptions import RedisError
 
         from pipeline.secrecy import mask_secrets
 
@@ -150,7 +151,7 @@ class Doorbell:
                 if url.startswith("redis"):
                     # A full Redis answers every question and takes no message.
                     link.default_channel.client.set("pipeline.doctor", "1", ex=5)
-        except (OperationalError, OSError, *_redis_errors()) as error:
+        except (OperationalError, OSError, RedisError) as error:
             text = mask_secrets(str(error))
             raise BrokerUnavailable(f"{mask_secrets(url)}: {text}", hint=_way_out(text)) from error
 
@@ -158,12 +159,6 @@ class Doorbell:
         if self._app is not None:
             self._app.close()
             self._app = None
-
-
-def _redis_errors() -> tuple[type[Exception], ...]:
-    from redis.exceptions import RedisError
-
-    return (RedisError,)
 
 
 #: What Redis, redis-py or OpenSSL say, and what to do about it.

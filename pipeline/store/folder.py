@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
-from pipeline.errors import ArtifactMissing, ConfigError
+from pipeline.errors import ArtifactMissing, ConfigError, StoreUnavailable
 from pipeline.private import private_opener
+from pipeline.store import layout
 from pipeline.store.faults import mapped
 from pipeline.store.pending import CHUNK_BYTES, Artifact, HashingWriter, Pending
 from pipeline.store.place import Name, StoredFile
@@ -32,6 +33,7 @@ class Folder:
         self._root = Path(unquote(urlsplit(url).path))
         if not self._root.is_absolute():
             raise ConfigError(f"store_url must name an absolute folder, not {url!r}")
+        self._has_mark = False
 
     def ensure(self) -> None:
         """Make the root, private to its owner, if it is not there yet."""
@@ -44,8 +46,20 @@ class Folder:
             raise ArtifactMissing(f"{uri!r} is no name in {self.url}")
         return self._root / uri
 
+    def _check_there(self) -> None:
+        """Raises StoreUnavailable where the store's mark was once and is no more: its share went away.
+
+        What lies under the mount point then is another disk; nothing may be written there, or be called missing.
+        """
+        with mapped(self.url):
+            found = (self._root / layout.store_marker()).exists()
+        if self._has_mark and not found:
+            raise StoreUnavailable(f"{self.url} is not there any more", hint="is its share mounted?")
+        self._has_mark = found
+
     @contextmanager
     def create(self, name: Name) -> Iterator[Pending]:
+        self._check_there()
         self.ensure()
         temporary = self._root / TEMPORARY / uuid.uuid4().hex
         with mapped(self.url):
@@ -75,8 +89,14 @@ class Folder:
                 temporary.unlink(missing_ok=True)
 
     def open(self, uri: str) -> BinaryIO:
-        with mapped(self.url, uri):
-            return cast(BinaryIO, io.BufferedReader(_MappedFile(self._path(uri), self.url), CHUNK_BYTES))
+        try:
+            with mapped(self.url, uri):
+                stream = cast(BinaryIO, io.BufferedReader(_MappedFile(self._path(uri), self.url), CHUNK_BYTES))
+        except ArtifactMissing:
+            self._check_there()
+            raise
+        self._has_mark = self._has_mark or uri == layout.store_marker()
+        return stream
 
     def read(self, uri: str, start: int, end: int | None) -> bytes:
         with self.open(uri) as stream:
@@ -91,6 +111,7 @@ class Folder:
     def local_path(self, uri: str) -> Iterator[Path]:
         path = self._path(uri)
         if not self.exists(uri):
+            self._check_there()
             raise ArtifactMissing(f"{uri} is not in {self.url}")
         yield path
 

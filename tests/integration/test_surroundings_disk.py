@@ -127,6 +127,25 @@ def test_store_that_turns_read_only_under_parts(small_disk: SmallDisk, house: Ho
     assert waits(house, job_id) >= 1
 
 
+def test_share_that_goes_away_under_parts(make_house: MakeHouse, tmp_path: Path) -> None:
+    """The folder of a share that is not mounted is empty, or not there: no file in it is lost, and none is put there."""
+    mount, away = tmp_path / "mount", tmp_path / "away"
+    mount.mkdir()
+    house = make_house(store_url=(mount / "store").as_uri(), **QUICK)
+    expected = undisturbed(house)
+    job_id = submit(house)
+    work_until_some(house, job_id)
+    mount.rename(away)
+    mount.mkdir()
+    waiting = wait_held_up(house, job_id, "store_unavailable")
+    assert "not there any more" in waiting.reason
+    house.wait_for(lambda: waits(house, job_id) >= 3, "more tries than a job has attempts for a missing file")
+    assert list(mount.iterdir()) == []
+    mount.rmdir()
+    away.rename(mount)
+    check_end(house, job_id, expected)
+
+
 def test_store_that_cannot_be_read_at_planning(house: House) -> None:
     """Even root is refused here: where the item file was there is a folder."""
     job_id = submit(house)
