@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -70,7 +71,8 @@ def kill_child(run: Run, rng: Random) -> Strike:
     pid, held = _choose(run, rng, with_engine)
     since = time.monotonic()
     for engine in engines_of(run.house, pid):
-        os.killpg(engine.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the poison item, or macOS for a dead group
+            os.killpg(engine.pid, signal.SIGKILL)
     return Strike(since, _taken_again(held))
 
 
