@@ -160,3 +160,20 @@ def test_part_that_stays_missing_is_run_again(house: House, real_children: Worke
     job = work_until_end(house, real_children, job_id)
     assert (job.status, job.succeeded, job.control_tries) == (JobStatus.COMPLETED, 8, MISSING_TRIES - 1)
     assert len(house.results(job_id)) == 8
+
+
+def test_other_trouble_does_not_make_a_missing_part_a_lost_one(house: House, real_children: WorkerService) -> None:
+    """A full disk met three times, then one look at a share that is away: the part is not given up."""
+    job_id = done_but_for_its_outputs(house, real_children, "generate")
+    for _ in range(MISSING_TRIES):
+        with house.deployment.database.write() as uow:
+            lease = uow.jobs.lease(job_id, JobStatus.FINALIZING, "hindered")
+            assert lease is not None
+            uow.jobs.note_trouble(lease, code="store_full", message="no space left")
+            uow.jobs.release(lease)
+    part, file = first_part(house, job_id)
+    file.unlink()
+    with pytest.raises(ArtifactMissing):
+        finalize(house.deployment, job_id, owner="finalizer")
+    with house.deployment.database.read() as uow:
+        assert part in uow.parts.of_shard(part.shard_id)

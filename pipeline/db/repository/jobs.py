@@ -12,7 +12,7 @@ from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import Repository, clip, to_value, utc_now
 from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome
 from pipeline.db.values import JobLease, JobView, ShardCut
-from pipeline.errors import LeaseLost
+from pipeline.errors import ArtifactMissing, LeaseLost
 
 #: Rows of one INSERT when a plan is written.
 INSERT_ROWS = 1_000
@@ -231,7 +231,8 @@ class JobRepository(Repository):
             name: case((Job.outcome == Outcome.FAILED, getattr(Job, name)), else_=text)
             for name, text in trouble.items()
         }
-        self._guarded(lease, None, {"control_tries": Job.control_tries + 1, **said})
+        missed = 1 if code == ArtifactMissing.code else 0
+        self._guarded(lease, None, {"control_tries": Job.control_tries + missed, **said})
 
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""
