@@ -152,6 +152,7 @@ class Attack:
                 self._surroundings.redis,
                 self._surroundings.postgres,
                 self._disk,
+                self._options.hold_s,
             )
             first = monitor.wait(lambda _: True, PATIENCE_S)
             begun = first.progress if first is not None else 0.0

@@ -26,16 +26,13 @@ from tests.chaos.processes import engines_of
 from tests.fixtures.house import PATIENCE_S, House
 from tests.fixtures.restartable import OwnPostgres, OwnRedis
 
-#: Seconds that a fault which lasts is kept up: from, to.
-HOLD_S = (0.5, 3.0)
-
 #: Doorbells of one kind that are rung at once.
 RINGS = 20
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a fault can lay its hands on."""
+    """What a fault can lay its hands on. ``hold_s`` is how long one that lasts is kept up: from, to."""
 
     house: House
     job_id: str
@@ -44,6 +41,7 @@ class Run:
     redis: OwnRedis | None
     postgres: OwnPostgres | None
     disk: SmallDisk | None
+    hold_s: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def stop_parent(run: Run, rng: Random) -> Strike:
     run.fleet.put_to_sleep(pid)
     try:
         run.monitor.wait(lambda now: _taken_again(held)(now) or now.is_over, PATIENCE_S, since=since)
-        time.sleep(rng.uniform(*HOLD_S) / 2)
+        time.sleep(rng.uniform(*run.hold_s) / 2)
     finally:
         run.fleet.wake(pid)
     return Strike(since, _taken_again(held), time.monotonic() - since)
@@ -132,7 +130,7 @@ def restart_broker(run: Run, rng: Random) -> Strike:
     assert run.redis is not None
     started = time.monotonic()
     run.redis.stop()
-    time.sleep(rng.uniform(*HOLD_S))
+    time.sleep(rng.uniform(*run.hold_s))
     run.redis.start()
     return _held(run, started)
 
@@ -172,7 +170,7 @@ def forge_doorbells(run: Run, rng: Random) -> Strike:
 def drop_doorbells(run: Run, rng: Random) -> Strike:
     """For a while no message arrives: all are taken out as they come."""
     started = time.monotonic()
-    end = started + rng.uniform(*HOLD_S)
+    end = started + rng.uniform(*run.hold_s)
     while time.monotonic() < end:
         if run.redis is not None:
             for queue in ("control", "generate"):
@@ -215,7 +213,7 @@ def _ring_all(run: Run, job_id: str, queue: str) -> None:
 def restart_database(run: Run, rng: Random) -> Strike:
     """PostgreSQL goes, in order or as in a crash, and comes back; SQLite is locked by somebody for as long."""
     started = time.monotonic()
-    hold_s = rng.uniform(*HOLD_S)
+    hold_s = rng.uniform(*run.hold_s)
     if run.postgres is not None:
         run.postgres.stop(fast=rng.random() < 0.5)
         time.sleep(hold_s)
@@ -237,7 +235,7 @@ def fill_disk(run: Run, rng: Random) -> Strike:
     started = time.monotonic()
     run.disk.fill()
     try:
-        time.sleep(rng.uniform(*HOLD_S))
+        time.sleep(rng.uniform(*run.hold_s))
     finally:
         run.disk.empty()
     return _held(run, started)

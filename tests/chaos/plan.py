@@ -66,6 +66,11 @@ class Options:
         return tuple(range(self.items // 5, self.items, self.items // 3)) if self.engine == "fake" else ()
 
     @property
+    def hold_s(self) -> tuple[float, float]:
+        """How long a fault that lasts is kept up, from and to: as parts are written, so that some meet it."""
+        return (5.0, 25.0) if self.default_settings else (0.5, 3.0)
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         return {} if self.default_settings else SHORT
 
