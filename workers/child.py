@@ -186,8 +186,9 @@ def claim_pipe() -> tuple[BinaryIO, BinaryIO]:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; what happens then is the parent's to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C, or a host's shutdown, may reach every process; what happens then is the parent's to say.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # transformers imports torch wherever it is installed: seconds and memory for nothing, and a second OpenMP runtime.
     sys.modules["torch"] = None  # type: ignore[assignment]
     Child(*claim_pipe()).serve()

@@ -13,6 +13,9 @@ from pipeline.ports import Answer, EngineEvent, JsonObject, Progress, RunStats, 
 from workers.process import ChildProcess, StreamEnd
 from workers.verdicts import MALFORMED, failure, kill_confused, kill_stalled
 
+#: A look at the child is due several times a second; one that comes this late says that this process was away.
+GAP_S = 5.0
+
 
 class ChildRun:
     """One shard in flight in a child; implements :class:`pipeline.ports.EngineRun`.
@@ -83,9 +86,13 @@ class ChildRun:
 
     def _next_event(self) -> EngineEvent | None:
         # Only time spent waiting here counts as silence: a child that waits for a slow parent is not to blame.
-        stalled_at = time.monotonic() + self._stall_timeout_s
+        last = time.monotonic()
+        stalled_at = last + self._stall_timeout_s
         while not self._is_ended:
             now = time.monotonic()
+            if now - last > GAP_S:  # this process was stopped, or the lid closed: the child may have been, too
+                stalled_at = now + self._stall_timeout_s
+            last = now
             if self._kill_at is not None and now > self._kill_at:
                 self._child.kill()
             elif now > stalled_at:

@@ -257,7 +257,7 @@ class WarmHost:
     def run(self, items: Sequence[WorkItem], options: JsonObject, *, done: frozenset[int]) -> ChildRun:
         """See :meth:`Supervisor.run`."""
         child = self._child
-        if child is None:
+        if child is None or child.holder is not self:
             raise TransientError("no engine is loaded: none was prepared, or it ended before it was given work")
         run = child.supervisor.run(items, options, done=done)
         self._pool.work(child, run)

@@ -109,7 +109,16 @@ def upgrade() -> None:
                 sa.Integer(),
                 nullable=False,
                 server_default="0",
-                comment="deaths with the one item now in flight alone",
+                comment="engines that ended with the first suspect alone in them",
+            )
+        )
+        batch_op.add_column(
+            sa.Column(
+                "alone_losses",
+                sa.Integer(),
+                nullable=False,
+                server_default="0",
+                comment="leases lost with the first suspect alone in flight",
             )
         )
 
@@ -148,7 +157,7 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_metrics_shard_id"), table_name="metrics")
     # Not in batches: on SQLite a batch that drops a column copies the table, and leaves its CHECK constraints behind.
     op.drop_column("workers", "paused")
-    for name in ("alone_deaths", "cleared", "suspects", "waits", "sha256"):
+    for name in ("alone_losses", "alone_deaths", "cleared", "suspects", "waits", "sha256"):
         op.drop_column("shards", name)
     for name in ("parent_job_id", "content_digest"):
         op.drop_index(op.f(f"ix_jobs_{name}"), table_name="jobs")

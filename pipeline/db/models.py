@@ -60,7 +60,9 @@ class Job(Base):
     lease_owner: Mapped[str | None] = mapped_column(_ID, comment="who plans or finalizes")
     lease_token: Mapped[int] = mapped_column(default=0)
     lease_renewals: Mapped[int] = mapped_column(BigInteger, default=0)
-    control_tries: Mapped[int] = mapped_column(default=0, comment="plannings and finalizings that a missing file stopped")
+    control_tries: Mapped[int] = mapped_column(
+        default=0, comment="plannings and finalizings that a missing file stopped"
+    )
 
     output_uri: Mapped[str | None] = mapped_column(_URI)
     output_sha256: Mapped[str | None] = mapped_column(_SHA256)
@@ -123,7 +125,10 @@ class Shard(Base):
     in_flight: Mapped[str | None] = mapped_column(Text, comment="items fed and not registered, as ranges")
     suspects: Mapped[str | None] = mapped_column(Text, comment="items that may have ended a child; tried one at a time")
     cleared: Mapped[str | None] = mapped_column(Text, comment="suspects that were alone in a child and did it no harm")
-    alone_deaths: Mapped[int] = mapped_column(default=0, comment="deaths with the one item now in flight alone")
+    alone_deaths: Mapped[int] = mapped_column(
+        default=0, comment="engines that ended with the first suspect alone in them"
+    )
+    alone_losses: Mapped[int] = mapped_column(default=0, comment="leases lost with the first suspect alone in flight")
 
     lease_owner: Mapped[str | None] = mapped_column(_ID)
     lease_token: Mapped[int] = mapped_column(default=0)

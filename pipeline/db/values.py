@@ -120,6 +120,7 @@ class ShardView:
     suspects: str | None
     cleared: str | None
     alone_deaths: int
+    alone_losses: int
     lease_owner: str | None
     lease_token: int
     lease_renewals: int

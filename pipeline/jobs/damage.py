@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from pipeline.db.states import Outcome
 from pipeline.db.values import ItemFailure, JobLease, JobView, PartView, ShardView
 from pipeline.errors import ArtifactCorrupt, ArtifactMissing
 from pipeline.formats.items import parse_items
@@ -55,26 +56,40 @@ def mend(deployment: Deployment, lease: JobLease, job: JobView, damaged: Damaged
     """Unregister the part, unless it may be there again in a moment; False then.
 
     A file that is missing may lie on a share that is away: only when finalizers missed it ``MISSING_TRIES`` times while
-    the store's own marker could be read is it lost. Raises LeaseLost.
+    the store's own marker could be read is it lost. Raises LeaseLost, and ArtifactMissing or ArtifactCorrupt when the
+    item file cannot be read either.
     """
     if isinstance(damaged.cause, ArtifactMissing) and not _is_lost(deployment, job):
         return False
-    assert job.input_uri is not None
     shard, part = damaged.shard, damaged.part
-    items = parse_items(
-        deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte, sha256=shard.sha256)
-    )
     reason = f"{damaged.cause.code}: {damaged.cause}; its {part.succeeded + part.errored} items lost their answers"
-    failures = [
-        ItemFailure(items[index].custom_id, items[index].line, "shard_failed", reason)
-        for index in sorted(parse_ranges(part.items))
-    ]
+    failures = _name_items(deployment, job, shard, part, reason)
     with deployment.database.write() as uow:
-        again = uow.repairs.unregister(lease, part, failures, reason)
+        limit = deployment.settings.max_attempts
+        again = uow.repairs.unregister(lease, part, failures, reason, limit=limit)
     log.warning("part_unregistered", extra={"job": job.id, "shard": shard.ordinal, "reason": reason, "again": again})
     if again:
         deployment.doorbell.run(job.kind)
     return True
+
+
+def _name_items(
+    deployment: Deployment, job: JobView, shard: ShardView, part: PartView, reason: str
+) -> list[ItemFailure] | None:
+    """The part's items, as they err if they have to; None when a job that has failed cannot name them."""
+    assert job.input_uri is not None
+    try:
+        items = parse_items(
+            deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte, sha256=shard.sha256)
+        )
+    except (ArtifactMissing, ArtifactCorrupt):
+        if job.outcome is not Outcome.FAILED:
+            raise
+        return None
+    return [
+        ItemFailure(items[index].custom_id, items[index].line, "shard_failed", reason)
+        for index in sorted(parse_ranges(part.items))
+    ]
 
 
 def _is_lost(deployment: Deployment, job: JobView) -> bool:

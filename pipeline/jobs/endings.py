@@ -104,40 +104,35 @@ class Endings:
     def _say(self, error: Exception, failure: AttemptFailure, suspicion: Suspicion, asked: bool) -> None:
         shard = self._lease.shard
         limit = self._deployment.settings.max_attempts
-        harmless = shard.attempts - shard.lost_leases - shard.child_deaths
         match error:
-            case EngineFailed() if error.inside is not None:
-                self._put_on_trial(error, failure, suspicion.after_death(error.inside))
             case JobError():
                 self._fail_job(error)
             case ModelElsewhere():
                 self._give_back(None, 0.0)  # the look before the next claim will not find it either
             case _ if asked:
                 self._give_back(None, 0.0)
+            case EngineFailed() if error.inside is not None:
+                self._put_on_trial(error, failure, suspicion.after_death(error.inside))
             case EnvironmentFault():
                 failure = AttemptFailure(failure.code, failure.reason, is_environment=True)
                 self._give_back(failure, self._backoff_s(shard.waits))
-            case ChildDied():  # while it started or loaded: no item is to blame
-                if shard.attempts - shard.lost_leases >= limit:
-                    self._give_up(error, failure)
-                else:
-                    failure = AttemptFailure(failure.code, failure.reason, child_died=True)
-                    self._give_back(failure, self._backoff_s(shard.attempts - 1))
             case ShardGivenUp():
                 self._give_up(error, failure)
-            case ArtifactCorrupt() if harmless >= min(limit, 2):  # not passing, but another host may see it whole
+            case ArtifactCorrupt() if shard.attempts >= min(limit, 2):  # not passing; another host may see it whole
                 self._give_up(error, failure)
-            case _ if harmless >= limit:
+            case _ if shard.attempts >= limit:
                 self._give_up(error, failure)
             case _:
-                self._give_back(failure, self._backoff_s(max(0, harmless - 1)))
+                died = isinstance(error, ChildDied)  # while it started or loaded: no item is to blame
+                failure = AttemptFailure(failure.code, failure.reason, child_died=died)
+                self._give_back(failure, self._backoff_s(shard.attempts - 1))
 
     def _put_on_trial(self, error: EngineFailed, failure: AttemptFailure, suspicion: Suspicion) -> None:
         """The first death costs no wait; further ones wait longer and longer, and others go on meanwhile."""
         died = isinstance(error, ChildDied)
-        deaths = self._lease.shard.child_deaths
+        times = self._lease.shard.child_deaths if died else self._lease.shard.alone_deaths
         failure = AttemptFailure(failure.code, failure.reason, child_died=died)
-        self._give_back(failure, self._backoff_s(deaths - 1) if deaths else 0.0, suspicion)
+        self._give_back(failure, self._backoff_s(times - 1) if times else 0.0, suspicion)
 
     def _backoff_s(self, times: int) -> float:
         base: float = self._deployment.settings.backoff_s * 2 ** min(times, 16)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from pipeline.db.states import JobStatus
 from pipeline.db.suspicion import Suspicion
@@ -29,11 +30,17 @@ from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work, on_trial
 from pipeline.jobs.leases import ShardKeeper
 from pipeline.jobs.measures import ShardMeasures
 from pipeline.jobs.recording import PartRecorder, space_of
-from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRun, WorkItem
+from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRun, RunStats, WorkItem
 from pipeline.specs import EmbedSpec, GenerateSpec, IndexSpec, JobSpec, RerankSpec, parse_spec
 from pipeline.specs.seeds import item_seed
 
 log = logging.getLogger(__name__)
+
+#: Condemned items, without one that did no harm, after which it is not the items' fault.
+HOPELESS = 8
+
+#: Longest time that taking or recording answers counts as progress, in seconds: an index may be large, a store slow.
+RECORDING_S = 900.0
 
 Items = frozenset[int]
 
@@ -51,6 +58,7 @@ class ShardExecution:
         self._measures = ShardMeasures(lease)
         self._endings = Endings(deployment, lease, drain)
         self._suspicion = Suspicion.of(lease.shard)
+        self._recording_since: float | None = None
         self.was_hindered = False
 
     def run(self) -> None:
@@ -83,6 +91,8 @@ class ShardExecution:
         with self._deployment.database.read() as uow:
             answered = uow.parts.answered(self._lease.shard_id)
             crashed = uow.shards.crashed_ids(self._lease.shard_id)
+        if len(crashed) >= HOPELESS and len(crashed) == len(answered) and not self._suspicion.cleared:
+            raise ShardGivenUp(f"each of the {len(crashed)} items that were tried ended the engine")
         self._rest(answered)
         recorder = PartRecorder(self._deployment, self._lease, items, answered)
         for index, item in enumerate(items):
@@ -104,7 +114,7 @@ class ShardExecution:
 
     def _load(self) -> tuple[JobView, JobSpec, list[Item]]:
         shard = self._lease.shard
-        if not shard.suspects and shard.attempts - shard.child_deaths > self._deployment.settings.max_attempts:
+        if shard.attempts > self._deployment.settings.max_attempts:
             # Lost with its worker again and again before anything was fed: no item can be tried for that.
             raise ShardGivenUp(shard.last_error or f"{shard.attempts - 1} attempts did not finish it")
         with self._deployment.database.read() as uow:
@@ -189,23 +199,22 @@ class ShardExecution:
         suspects = sorted(self._suspicion.suspects & recorder.missing)
         if not suspects or self._is_stopping():
             return
-        trial = self._prepare_trial(work, recorder)
         by_index = {item.index: item for item in whole}
         for index in suspects:
             if self._is_stopping():
                 return
+            trial = self._prepare_trial(work, recorder)
             self._suspect(self._suspicion.feeding(frozenset({index})))
             recorder.is_rehearsal = not free and index not in self._suspicion.cleared
             try:
-                self._drive(trial, [by_index[index]], frozenset(), recorder, free=True)
+                stats = self._drive(trial, [by_index[index]], frozenset(), recorder, free=True)
             finally:
-                is_rehearsal, recorder.is_rehearsal = recorder.is_rehearsal, False
-            if index in recorder.missing and not is_rehearsal:
-                return  # it was asked to stop
+                recorder.is_rehearsal = False
             recorder.flush()
-            if not self._is_stopping():
-                self._suspect(self._suspicion.after_clearing(index))
-                self._measures.count("tried_alone")
+            if stats.cancelled:
+                return  # it was not tried to the end
+            self._suspect(self._suspicion.after_clearing(index))
+            self._measures.count("tried_alone")
 
     def _prepare(self, work: EngineWork, recorder: PartRecorder) -> None:
         started = time.monotonic()
@@ -215,8 +224,8 @@ class ShardExecution:
         recorder.space = space_of(info)
 
     def _prepare_trial(self, work: EngineWork, recorder: PartRecorder) -> EngineWork:
-        """A child under a smaller ceiling; one without, where the model does not fit under it."""
-        trial = on_trial(work)
+        """A child under a smaller ceiling; a higher one after a death, and none where the model does not fit."""
+        trial = on_trial(work, again=self._suspicion.alone_deaths > 0)
         try:
             self._prepare(trial, recorder)
         except (ChildDied, EngineFailed) as error:
@@ -234,7 +243,7 @@ class ShardExecution:
         *,
         free: bool,
         take: Callable[[Answer], Answer] = lambda answer: answer,
-    ) -> None:
+    ) -> RunStats:
         """Run, and record what comes; ``free`` runs may end a part after any answer."""
         self._run = run = self._host.run(items, work.options, done=done)
         if self._is_stopping():
@@ -245,19 +254,24 @@ class ShardExecution:
                 match event:
                     case Answer():
                         self._measures.answered(event)
-                        group.append(take(event))
+                        with self._recording():
+                            group.append(take(event))
                     case Boundary():
                         pass
                     case _:
                         continue
                 if free or isinstance(event, Boundary):
-                    self._record(recorder, group)
-        except LeaseLost:
+                    with self._recording():
+                        self._record(recorder, group)
+        except (LeaseLost, EnvironmentFault):
             raise
         except Exception:
             recorder.flush()  # what arrived before the child died is as good as any answer
             raise
+        finally:
+            self._run = None
         self._measures.ran(run.stats)
+        return run.stats
 
     def _note_engine(self, work: EngineWork, info: EngineInfo) -> None:
         """Put on record what the answers may depend on: device, BLAS, dtype, versions, what a probe declined."""
@@ -301,11 +315,15 @@ class ShardExecution:
         index = self._suspicion.condemned
         if index is None:
             return
-        shard = self._lease.shard
-        deaths = self._suspicion.alone_deaths
-        last = shard.last_error or "its worker was gone"
-        code = EngineFailed.code if last.startswith(EngineFailed.code) else ChildDied.code
-        message = f"alone in the engine, this item ended it {deaths} times; at attempt {shard.attempts - 1}: {last}"
+        shard, suspicion = self._lease.shard, self._suspicion
+        with self._deployment.database.read() as uow:
+            last = uow.attempts.last_of_engine(shard.id)
+            number = uow.attempts.number_of(shard.id)
+        code, reason = last or (ChildDied.code, shard.last_error or "its worker was gone")
+        ends = f"ended the engine {suspicion.alone_deaths} times"
+        if suspicion.alone_losses:
+            ends += f" and was there when the worker was lost, {suspicion.alone_losses} times"
+        message = f"alone in the engine, this item {ends}; at attempt {number}: {reason}"
         recorder.condemn(index, {"code": code, "message": message})
         recorder.flush()
         self._suspect(self._suspicion.at_rest(frozenset({index})))
@@ -314,7 +332,18 @@ class ShardExecution:
     def _is_stopping(self) -> bool:
         return self._ended.is_set() or self._drain.is_set()
 
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """The child waits for this process, and is not to blame."""
+        self._recording_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._recording_since = None
+
     def _moves(self) -> bool:
-        """Law 2: a lease is renewed only while the child makes progress. Loading has its own limit, in the host."""
-        run = self._run
+        """Law 2: a lease is renewed only while the work makes progress. Loading has its own limit, in the host."""
+        run, since = self._run, self._recording_since
+        if since is not None:
+            return time.monotonic() - since < RECORDING_S
         return run is None or run.seconds_since_progress() < self._deployment.settings.stall_timeout_s

@@ -27,6 +27,9 @@ from pipeline.store.artifacts import Artifact
 
 log = logging.getLogger(__name__)
 
+#: Finalizers in a row that met a file they cannot do without, after which the job ends as failed.
+HOPELESS_TRIES = 6
+
 #: What an item that was not answered says, by how the job or its shard ended.
 UNANSWERED = {
     Outcome.CANCELLED: ("batch_cancelled", "the job was cancelled before this item was answered"),
@@ -70,19 +73,30 @@ def finalize(deployment: Deployment, job_id: str, *, owner: str) -> bool:
                     fail_point("publish.in_alias")
                 fail_point("finalize.in_commit")
             fail_point("finalize.after_update")
-    except DamagedPart as damaged:
-        if mend(deployment, lease, job, damaged):
-            return False
-        _note(deployment, lease, damaged.cause)
-        raise damaged.cause from None
     except LeaseLost as error:
         log.warning("finalizer_lost", extra={"job": job_id, "reason": str(error)})
         return False
+    except DamagedPart as damaged:
+        return _mend(deployment, lease, job, damaged)
     except Exception as error:
-        _note(deployment, lease, error)
+        _note(deployment, lease, job, error)
         raise
     log.info("job_ended", extra={"job": job_id, "status": status.value})
     return True
+
+
+def _mend(deployment: Deployment, lease: JobLease, job: JobView, damaged: DamagedPart) -> bool:
+    """False: the job is not ended by this finalizer. Raises what stopped it from mending."""
+    try:
+        if mend(deployment, lease, job, damaged):
+            return False
+        raise damaged.cause from None
+    except LeaseLost as error:
+        log.warning("finalizer_lost", extra={"job": job.id, "reason": str(error)})
+        return False
+    except PipelineError as error:
+        _note(deployment, lease, job, error)
+        raise
 
 
 def _write_outputs(
@@ -169,7 +183,9 @@ def _unanswered_items(deployment: Deployment, job: JobView, shard: ShardView) ->
     """The shard's items, for their names; none when the job failed for want of its item file."""
     assert job.input_uri is not None
     try:
-        return parse_items(deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte))
+        return parse_items(
+            deployment.store.read_bytes(job.input_uri, start=shard.start_byte, end=shard.end_byte, sha256=shard.sha256)
+        )
     except (ArtifactMissing, ArtifactCorrupt, ValueError):
         if job.outcome is not Outcome.FAILED:
             raise
@@ -190,10 +206,19 @@ def _all_items(deployment: Deployment, job: JobView) -> Iterator[Item]:
         log.warning("items_cannot_be_named", extra={"job": job.id})
 
 
-def _note(deployment: Deployment, lease: JobLease, error: Exception) -> None:
+def _note(deployment: Deployment, lease: JobLease, job: JobView, error: Exception) -> None:
+    """Say in the job's row what is in the way. What stays unreadable with the store in reach ends the job as failed:
+    its files then hold what can be read, and leave out what cannot even be named."""
     code = error.code if isinstance(error, PipelineError) else "internal_error"
     try:
+        unreadable = isinstance(error, (ArtifactMissing, ArtifactCorrupt))
+        hopeless = (
+            unreadable and job.control_tries + 1 >= HOPELESS_TRIES and deployment.store.exists(layout.store_marker())
+        )
         with deployment.database.write() as uow:
-            uow.jobs.note_trouble(lease, code=code, message=str(error))
+            if hopeless:
+                uow.jobs.fail_finalizing(lease, code=code, message=str(error))
+            else:
+                uow.jobs.note_trouble(lease, code=code, message=str(error))
     except TransientError:
         log.warning("trouble_not_noted", extra={"job": lease.job_id, "reason": str(error)})

@@ -21,7 +21,7 @@ from pipeline.specs import EmbedSpec, GenerateSpec, IndexSpec, JobSpec, RerankSp
 FREE_PARTS = frozenset({"generate", "index"})
 
 #: What a child may hold of the host's memory while it tries a suspect, and what it gets beside a large model's weights.
-TRIAL_MEMORY_SHARE, TRIAL_ROOM_BYTES = 0.5, 1 << 30
+TRIAL_SHARE, SECOND_TRIAL_SHARE, TRIAL_ROOM_BYTES = 0.5, 0.85, 1 << 30
 
 
 #: Kinds that mlx-lm loads: the only ones whose checkpoints can bring code that would run.
@@ -54,12 +54,17 @@ def engine_work(spec: JobSpec, job: JobView, settings: Settings) -> EngineWork:
     return EngineWork(request, options)
 
 
-def on_trial(work: EngineWork) -> EngineWork:
-    """The same work in a child with a smaller ceiling, where a suspect is tried: half the host, if the model fits."""
+def on_trial(work: EngineWork, *, again: bool) -> EngineWork:
+    """The same work in a child with a smaller ceiling, where a suspect is tried: half the host, if the model fits.
+
+    ``again`` is for a suspect that was alone at a death already: it may have been the ceiling that it died of.
+    """
     request = work.request
     weights = sum(path.stat().st_size for path in Path(request.model_path or "/nowhere").glob("*.safetensors"))
     total = psutil.virtual_memory().total
-    ceiling = min(total, max(int(total * TRIAL_MEMORY_SHARE), 2 * weights + TRIAL_ROOM_BYTES))
+    ceiling = min(
+        total, max(int(total * (SECOND_TRIAL_SHARE if again else TRIAL_SHARE)), 2 * weights + TRIAL_ROOM_BYTES)
+    )
     return EngineWork(replace(request, memory_bytes=ceiling), work.options)
 
 

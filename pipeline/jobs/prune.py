@@ -194,8 +194,13 @@ class _JobPruning:
             with self._database.write() as uow:
                 uow.retention.mark(ids)
                 now = {member.id for member in uow.retention.family(family[0].id)}
-                running = {source for _, sources in uow.retention.index_sources(running=True) for source in sources}
-                if now != ids or ids & running:
+                needed = {
+                    source
+                    for job_id, sources in uow.retention.index_sources()
+                    for source in sources
+                    if job_id not in self._gone | ids
+                }
+                if now != ids or ids & needed:
                     raise _StillNeeded
         except _StillNeeded:
             return False

@@ -123,7 +123,7 @@ def test_part_that_is_corrupt_again_and_again_costs_its_shard_and_no_more(
     house = make_house(database_url=database_url, **SHORT_LEASES | {"max_attempts": 2})
     with running_service(house, Supervisor(house.settings)) as service:
         job_id = done_but_for_its_outputs(house, service, "generate")
-        for _ in range(2):
+        for _ in range(3):
             halve(first_part(house, job_id)[1])
             assert not finalize(house.deployment, job_id, owner="finalizer")
             service.serve()
@@ -158,7 +158,7 @@ def test_part_that_stays_missing_is_run_again(house: House, real_children: Worke
     _, file = first_part(house, job_id)
     file.unlink()
     job = work_until_end(house, real_children, job_id)
-    assert (job.status, job.succeeded, job.control_tries) == (JobStatus.COMPLETED, 8, MISSING_TRIES - 1)
+    assert (job.status, job.succeeded) == (JobStatus.COMPLETED, 8)
     assert len(house.results(job_id)) == 8
 
 
@@ -177,3 +177,31 @@ def test_other_trouble_does_not_make_a_missing_part_a_lost_one(house: House, rea
         finalize(house.deployment, job_id, owner="finalizer")
     with house.deployment.database.read() as uow:
         assert part in uow.parts.of_shard(part.shard_id)
+
+
+@pytest.mark.timeout(300)
+def test_torn_part_whose_items_cannot_be_named_ends_the_job_as_failed(
+    house: House, real_children: WorkerService
+) -> None:
+    """Item file and part are both gone: what can be read is given out, and the job does not finalize for ever."""
+    job_id = done_but_for_its_outputs(house, real_children, "generate")
+    halve(first_part(house, job_id)[1])
+    uri = house.job(job_id).input_uri
+    assert uri is not None
+    house.deployment.store.delete(uri)
+    job = work_until_end(house, real_children, job_id)
+    assert (job.status, job.error_code) == (JobStatus.FAILED, "artifact_missing")
+    assert (job.succeeded, job.cancelled, job.processing) == (4, 4, 0)
+    assert [line["custom_id"] for line in house.results(job_id)] == [f"r{index}" for index in range(4, 8)]
+
+
+@pytest.mark.timeout(300)
+def test_job_cancelled_before_planning_ends_without_its_item_file(house: House, real_children: WorkerService) -> None:
+    job_id = house.submit(requests(3))
+    with house.deployment.database.write() as uow:
+        assert uow.jobs.request_outcome(job_id, Outcome.CANCELLED)
+    uri = house.job(job_id).input_uri
+    assert uri is not None
+    house.deployment.store.delete(uri)
+    job = work_until_end(house, real_children, job_id)
+    assert (job.status, job.cancelled) == (JobStatus.FAILED, 3)

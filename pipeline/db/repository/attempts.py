@@ -11,6 +11,7 @@ from pipeline.db.models import FailedAttempt, Part, Shard
 from pipeline.db.repository.base import Repository
 from pipeline.db.states import ShardStatus
 from pipeline.db.values import HeldUp
+from pipeline.errors import ChildDied, ChildStalled, EngineFailed
 
 
 class AttemptRepository(Repository):
@@ -27,6 +28,20 @@ class AttemptRepository(Repository):
             .limit(limit)
         )
         return [(code, count) for code, count in self._session.execute(query)]
+
+    def last_of_engine(self, shard_id: int) -> tuple[str, str] | None:
+        """(code, reason) of the newest attempt at a shard that an engine's end ended."""
+        of_engine = FailedAttempt.code.in_((ChildDied.code, ChildStalled.code, EngineFailed.code))
+        query = select(FailedAttempt.code, FailedAttempt.reason).where(FailedAttempt.shard_id == shard_id, of_engine)
+        row = self._session.execute(query.order_by(FailedAttempt.id.desc()).limit(1)).one_or_none()
+        if row is None:
+            return None
+        return (EngineFailed.code if row.code == EngineFailed.code else ChildDied.code), row.reason
+
+    def number_of(self, shard_id: int, *codes: str) -> int:
+        """How many attempts at a shard failed; with ``codes`` only those."""
+        query = select(func.count()).select_from(FailedAttempt).where(FailedAttempt.shard_id == shard_id)
+        return int(self._session.scalar(query.where(FailedAttempt.code.in_(codes)) if codes else query) or 0)
 
     def held_up(self, job_id: str) -> Sequence[HeldUp]:
         """What open shards wait for, a row for each code: those whose last attempt failed, until one has a new part."""

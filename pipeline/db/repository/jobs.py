@@ -12,7 +12,7 @@ from pipeline.db.models import IndexAlias, ItemErrorRow, Job, Shard
 from pipeline.db.repository.base import Repository, clip, to_value, utc_now
 from pipeline.db.states import SOURCES, TERMINAL, JobStatus, Outcome
 from pipeline.db.values import JobLease, JobView, ShardCut
-from pipeline.errors import ArtifactMissing, LeaseLost
+from pipeline.errors import ArtifactCorrupt, ArtifactMissing, LeaseLost
 
 #: Rows of one INSERT when a plan is written.
 INSERT_ROWS = 1_000
@@ -231,8 +231,13 @@ class JobRepository(Repository):
             name: case((Job.outcome == Outcome.FAILED, getattr(Job, name)), else_=text)
             for name, text in trouble.items()
         }
-        missed = 1 if code == ArtifactMissing.code else 0
+        missed = 1 if code in (ArtifactMissing.code, ArtifactCorrupt.code) else 0
         self._guarded(lease, None, {"control_tries": Job.control_tries + missed, **said})
+
+    def fail_finalizing(self, lease: JobLease, *, code: str, message: str) -> None:
+        """Let a job that cannot be finalized as it was meant to end as failed; frees the lease for who does that."""
+        values = _outcome(Outcome.FAILED, code, message) | {"lease_owner": None}
+        self._guarded(lease, {JobStatus.FINALIZING}, values)
 
     def close_if_drained(self, job_id: str) -> bool:
         """Make a job whose shards have all ended ``finalizing``; False if it is not so far, or was already."""

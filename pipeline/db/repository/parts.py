@@ -35,7 +35,7 @@ class PartRepository(Repository):
     ) -> None:
         """Make a part real, with its counts, its errors and its vectors, in this transaction; raises LeaseLost."""
         shards = ShardRepository(self._session)
-        shards.count_part(lease, succeeded=part.succeeded, errored=part.errored)
+        shards.count_part(lease, succeeded=part.succeeded, errored=part.errored)  # first: it is what the lease guards
         row = Part(
             shard_id=lease.shard_id,
             token=lease.token,
@@ -52,6 +52,8 @@ class PartRepository(Repository):
         self._session.flush()
         if vectors is not None:
             self._add_vectors(lease, row.id, vectors)
+        # Last: parts of other shards of the job wait for its row no longer than they must.
+        shards.count_in_job(lease, succeeded=part.succeeded, errored=part.errored)
 
     def _add_vectors(self, lease: ShardLease, part_id: int, vectors: NewVectors) -> None:
         space = {

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from sqlalchemy import delete, select, update
 
 from pipeline.db.models import FailedAttempt, IndexVersion, ItemErrorRow, Job, Part, Shard, Vector, VectorFile
+from pipeline.db.repository.attempts import AttemptRepository
 from pipeline.db.repository.base import Repository, clip, utc_now
 from pipeline.db.repository.shards import settled
-from pipeline.db.states import JobStatus, Outcome, ShardStatus
+from pipeline.db.states import JobStatus, ShardStatus
 from pipeline.db.values import ItemFailure, JobLease, PartView, VectorFileView
 from pipeline.errors import ArtifactCorrupt, LeaseLost
 
@@ -28,20 +29,25 @@ class RepairRepository(Repository):
             for row in self._session.scalars(query)
         ]
 
-    def unregister(self, lease: JobLease, part: PartView, failures: Sequence[ItemFailure], reason: str) -> bool:
+    def unregister(
+        self, lease: JobLease, part: PartView, failures: Sequence[ItemFailure] | None, reason: str, *, limit: int
+    ) -> bool:
         """Undo a part of a job that is being finalized; True when its items are to run again.
 
-        ``failures`` name the part's items, in case their shard has failed: they err with it. Where the job was asked to
-        end early they end as it does. Otherwise the job is ``in_progress`` again: the one step back there is.
+        ``failures`` name the part's items: they err where their shard has failed, or lost parts ``limit`` times before.
+        None where a job that has failed cannot name them. Where the job was asked to end early they end as it does. Otherwise the job is ``in_progress`` again: the one
+        step back there is.
 
         Raises:
             LeaseLost: the job is another finalizer's by now.
         """
-        shard = self._session.get(Shard, part.shard_id, with_for_update=True)
-        job = self._session.get(Job, lease.job_id, with_for_update=True)
+        shard = self._session.get(Shard, part.shard_id, with_for_update={"key_share": True})
+        job = self._session.get(Job, lease.job_id, with_for_update={"key_share": True})
         if job is None or shard is None or job.status is not JobStatus.FINALIZING or job.lease_token != lease.token:
             raise LeaseLost(f"{lease.job_id} was finalized by another process")
-        self._delete_rows(part, [failure.custom_id for failure in failures])
+        if failures is not None:
+            self._delete_errors(part, [failure.custom_id for failure in failures])
+        self._delete_rows(part)
         number = part.succeeded + part.errored
         shard.succeeded -= part.succeeded
         shard.errored -= part.errored
@@ -61,31 +67,36 @@ class RepairRepository(Repository):
             )
         )
         shard.last_error = clip(reason)
-        again = job.outcome is None and shard.status is ShardStatus.DONE
+        lost = AttemptRepository(self._session).number_of(shard.id, ArtifactCorrupt.code)
+        again = job.outcome is None and shard.status is ShardStatus.DONE and lost <= limit
         if again:
-            shard.status, shard.finished_at = ShardStatus.PENDING, None
-            job.status, job.shards_open = JobStatus.IN_PROGRESS, job.shards_open + 1
+            shard.status, shard.finished_at, shard.attempts = ShardStatus.PENDING, None, 0
+            job.status, job.shards_open, job.control_tries = JobStatus.IN_PROGRESS, job.shards_open + 1, 0
         elif job.outcome is None:
+            shard.status = ShardStatus.FAILED
+            assert failures is not None
             self._fail_items(job, shard, failures)
         else:
             shard.status = ShardStatus.CANCELLED if shard.status is ShardStatus.DONE else shard.status
         self._session.flush()
         if job.outcome is not None:
             self._changed(update(Job).where(Job.id == job.id).values(settled(number)))
-        if job.outcome is Outcome.FAILED or not again:
-            return False
-        job.error_code = job.error_message = None
-        self._session.flush()
-        return True
+        if again:
+            job.error_code = job.error_message = None
+            self._session.flush()
+        return again
 
-    def _delete_rows(self, part: PartView, custom_ids: Sequence[str]) -> None:
-        """Everything that came with the part; how many errors that was must be what it says."""
+    def _delete_errors(self, part: PartView, custom_ids: Sequence[str]) -> None:
+        """Those of the part's items; how many that was must be what it says."""
         erred = 0
         for first in range(0, len(custom_ids), LOOKUP_IDS):
             some = ItemErrorRow.custom_id.in_(custom_ids[first : first + LOOKUP_IDS])
             erred += self._changed(delete(ItemErrorRow).where(ItemErrorRow.shard_id == part.shard_id, some))
         if erred != part.errored:
             raise AssertionError(f"part {part.id} has {part.errored} errors by its row and {erred} in item_errors")
+
+    def _delete_rows(self, part: PartView) -> None:
+        """Everything else that came with the part."""
         files = select(VectorFile.id).where(VectorFile.part_id == part.id)
         self._changed(delete(Vector).where(Vector.file_id.in_(files)))
         self._changed(delete(VectorFile).where(VectorFile.part_id == part.id))

@@ -81,13 +81,16 @@ class ShardRepository(Repository):
         return frozenset(self._session.scalars(query))
 
     def count_part(self, lease: ShardLease, *, succeeded: int, errored: int) -> None:
-        """Move the counts of shard and job; part of the transaction that inserts the part's row."""
+        """Move the counts of the shard; part of the transaction that inserts the part's row. Raises LeaseLost."""
         self._guarded(
             lease,
             succeeded=Shard.succeeded + succeeded,
             errored=Shard.errored + errored,
             lease_renewals=Shard.lease_renewals + 1,
         )
+
+    def count_in_job(self, lease: ShardLease, *, succeeded: int, errored: int) -> None:
+        """Move the job's counts with those of the shard."""
         statement = update(Job).where(Job.id == lease.shard.job_id)
         self._changed(
             statement.values(
@@ -129,8 +132,8 @@ class ShardRepository(Repository):
     ) -> None:
         """Return the shard to ``pending``; after ``delay_s`` it may be claimed again.
 
-        Without a ``failure`` (a drained worker, a pause) no attempt is counted, and none where the surroundings failed.
-        ``suspicion`` says who is on trial from now on; otherwise that stays as it is.
+        Without a ``failure`` (a drained worker, a pause) no attempt is counted, none where the surroundings failed, and
+        none where items are on trial: ``suspicion`` says which from now on; otherwise that stays as it is.
         """
         values: dict[str, Any] = {"status": ShardStatus.PENDING, "lease_owner": None, "in_flight": None}
         if suspicion is not None:
@@ -139,7 +142,7 @@ class ShardRepository(Repository):
             values["last_error"] = clip(failure.reason)
             values["not_before"] = self._now() + timedelta(seconds=delay_s)
             self._add_failure(lease.shard, lease.owner, failure.code, failure.reason)
-        if failure is None or failure.is_environment:
+        if failure is None or failure.is_environment or suspicion is not None:
             values["attempts"] = Shard.attempts - 1
         if failure is not None and failure.is_environment:
             values["waits"] = Shard.waits + 1
@@ -163,6 +166,7 @@ class ShardRepository(Repository):
                 lease_token=Shard.lease_token + 1,
                 lost_leases=Shard.lost_leases + 1,
                 last_error=clip(reason),
+                attempts=Shard.attempts - (1 if seen.in_flight else 0),  # what was fed is tried, and not counted
                 **Suspicion.of(seen).after_loss(seen.lost_leases + 1).columns(),
             )
         )
