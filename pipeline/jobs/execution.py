@@ -30,7 +30,7 @@ from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work, on_trial
 from pipeline.jobs.leases import ShardKeeper
 from pipeline.jobs.measures import ShardMeasures
 from pipeline.jobs.recording import PartRecorder, space_of
-from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRun, RunStats, WorkItem
+from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRequest, EngineRun, RunStats, WorkItem
 from pipeline.specs import EmbedSpec, GenerateSpec, IndexSpec, JobSpec, RerankSpec, parse_spec
 from pipeline.specs.seeds import item_seed
 
@@ -58,6 +58,7 @@ class ShardExecution:
         self._measures = ShardMeasures(lease)
         self._endings = Endings(deployment, lease, drain)
         self._suspicion = Suspicion.of(lease.shard)
+        self._prepared: EngineRequest | None = None
         self._recording_since: float | None = None
         self.was_hindered = False
 
@@ -219,9 +220,11 @@ class ShardExecution:
     def _prepare(self, work: EngineWork, recorder: PartRecorder) -> None:
         started = time.monotonic()
         info = self._host.prepare(work.request)
-        self._measures.loaded(info, time.monotonic() - started)
-        self._note_engine(work, info)
         recorder.space = space_of(info)
+        if work.request != self._prepared:  # a trial asks for its child again before each suspect
+            self._prepared = work.request
+            self._measures.loaded(info, time.monotonic() - started)
+            self._note_engine(work, info)
 
     def _prepare_trial(self, work: EngineWork, recorder: PartRecorder) -> EngineWork:
         """A child under a smaller ceiling; a higher one after a death, and none where the model does not fit."""
