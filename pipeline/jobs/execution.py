@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pipeline.db.states import JobStatus
-from pipeline.db.suspicion import Suspicion
 from pipeline.db.values import JobView, ShardLease
 from pipeline.errors import (
     ArtifactCorrupt,
@@ -24,13 +21,15 @@ from pipeline.errors import (
 from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, parse_items
 from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.driving import EngineDriver
 from pipeline.jobs.endings import Endings, ModelElsewhere, ShardGivenUp
 from pipeline.jobs.index_build import IndexBuild
 from pipeline.jobs.kinds import FREE_PARTS, EngineWork, engine_work, on_trial
 from pipeline.jobs.leases import ShardKeeper
 from pipeline.jobs.measures import ShardMeasures
-from pipeline.jobs.recording import PartRecorder, space_of
-from pipeline.ports import Answer, Boundary, EngineHost, EngineInfo, EngineRequest, EngineRun, RunStats, WorkItem
+from pipeline.jobs.recording import PartRecorder
+from pipeline.jobs.trial import Trial
+from pipeline.ports import Answer, EngineHost, WorkItem
 from pipeline.specs import EmbedSpec, GenerateSpec, IndexSpec, JobSpec, RerankSpec, parse_spec
 from pipeline.specs.seeds import item_seed
 
@@ -39,11 +38,6 @@ log = logging.getLogger(__name__)
 #: Condemned items, without one that did no harm, after which it is not the items' fault.
 HOPELESS = 8
 
-#: Longest time that taking or recording answers counts as progress, in seconds: an index may be large, a store slow.
-RECORDING_S = 900.0
-
-Items = frozenset[int]
-
 
 class ShardExecution:
     """An attempt under one lease, in one slot. :meth:`run` never raises for what the shard can bring about."""
@@ -51,15 +45,12 @@ class ShardExecution:
     def __init__(self, deployment: Deployment, lease: ShardLease, host: EngineHost, drain: threading.Event) -> None:
         self._deployment = deployment
         self._lease = lease
-        self._host = host
         self._drain = drain
-        self._run: EngineRun | None = None
         self._ended = threading.Event()
         self._measures = ShardMeasures(lease)
+        self._trial = Trial(deployment, lease)
+        self._driver = EngineDriver(deployment, lease, host, self._measures, self._is_stopping)
         self._endings = Endings(deployment, lease, drain)
-        self._suspicion = Suspicion.of(lease.shard)
-        self._prepared: EngineRequest | None = None
-        self._recording_since: float | None = None
         self.was_hindered = False
 
     def run(self) -> None:
@@ -67,7 +58,7 @@ class ShardExecution:
         lease = self._lease
         log.info("shard_claimed", extra={"job": lease.shard.job_id, "shard": lease.shard.ordinal, "token": lease.token})
         try:
-            with ShardKeeper(self._deployment, lease, moves=self._moves, on_end=self.stop) as keeper:
+            with ShardKeeper(self._deployment, lease, moves=self._driver.moves, on_end=self.stop) as keeper:
                 self._attempt(keeper)
         except LeaseLost as error:
             log.warning("shard_lost", extra={"job": lease.shard.job_id, "reason": str(error)})
@@ -75,31 +66,29 @@ class ShardExecution:
             if not isinstance(error, PipelineError):
                 log.exception("shard_attempt_broke")
             self.was_hindered = isinstance(error, EnvironmentFault)
-            self._endings.end_badly(error, self._suspicion, asked=self._is_stopping())
+            self._endings.end_badly(error, self._trial.suspicion, asked=self._is_stopping())
 
     def stop(self) -> None:
         """Ask the attempt to end soon, keeping what was finished. Safe from any thread."""
         self._ended.set()
-        run = self._run
-        if run is not None:
-            run.cancel()
-        self._host.interrupt()
+        self._driver.stop()
 
-    # --- the attempt ---
+    def _is_stopping(self) -> bool:
+        return self._ended.is_set() or self._drain.is_set()
 
     def _attempt(self, keeper: ShardKeeper) -> None:
         job, spec, items = self._load()
         with self._deployment.database.read() as uow:
             answered = uow.parts.answered(self._lease.shard_id)
             crashed = uow.shards.crashed_ids(self._lease.shard_id)
-        if len(crashed) >= HOPELESS and len(crashed) == len(answered) and not self._suspicion.cleared:
+        if len(crashed) >= HOPELESS and len(crashed) == len(answered) and not self._trial.suspicion.cleared:
             raise ShardGivenUp(f"each of the {len(crashed)} items that were tried ended the engine")
-        self._rest(answered)
+        self._trial.begin(answered)
         recorder = PartRecorder(self._deployment, self._lease, items, answered)
         for index, item in enumerate(items):
             if item.error is not None and index not in answered:
                 recorder.add(Answer(index, error=item.error))
-        self._condemn(recorder)
+        self._trial.condemn(recorder)
         if recorder.missing and not self._is_stopping():
             self._begin(job)
             if isinstance(spec, IndexSpec):
@@ -137,14 +126,16 @@ class ShardExecution:
                 uow.jobs.start(job.id)
         self._measures.waited(job)
 
+    # --- feeding ---
+
     def _build(self, job: JobView, spec: IndexSpec, recorder: PartRecorder) -> None:
         """An index is one item: there is nobody to suspect but it, so attempts are counted instead of trials."""
         work = engine_work(spec, job, self._deployment.settings)
         try:
             with IndexBuild.prepare(self._deployment, self._lease, spec) as build:
                 recorder.also = build.register
-                self._prepare(work, recorder)
-                self._drive(work, [build.item], frozenset(), recorder, free=True, take=build.publish)
+                self._driver.prepare(work, recorder)
+                self._driver.drive(work, [build.item], frozenset(), recorder, free=True, take=build.publish)
                 recorder.flush()
         except EngineFailed as error:
             error.inside = None
@@ -175,21 +166,19 @@ class ShardExecution:
         self._try_suspects(work, whole, recorder, free=free)
         self._feed_together(work, whole, recorder, free=free)
 
-    # --- feeding ---
-
     def _feed_together(
         self, work: EngineWork, whole: Sequence[WorkItem], recorder: PartRecorder, *, free: bool
     ) -> None:
-        open_items = recorder.missing - self._suspicion.suspects
+        open_items = recorder.missing - self._trial.suspicion.suspects
         if not open_items or self._is_stopping():
             return
-        self._prepare(work, recorder)
-        self._suspect(self._suspicion.feeding(open_items))
+        self._driver.prepare(work, recorder)
+        self._trial.feed(open_items)
         done = frozenset(item.index for item in whole) - open_items
-        self._drive(work, whole, done, recorder, free=free)
+        self._driver.drive(work, whole, done, recorder, free=free)
         if not self._is_stopping():
             recorder.flush()
-        self._suspicion = self._suspicion.feeding(frozenset())
+        self._trial.fed()
 
     def _try_suspects(self, work: EngineWork, whole: Sequence[WorkItem], recorder: PartRecorder, *, free: bool) -> None:
         """One item at a time in a child under a smaller ceiling (law 5).
@@ -197,156 +186,30 @@ class ShardExecution:
         Where answers depend on their micro-batch, a first trial only clears the item, and its answer comes from its own
         batch afterwards (law 6). A cleared item that is suspect again is answered alone: its batch cannot be run.
         """
-        suspects = sorted(self._suspicion.suspects & recorder.missing)
-        if not suspects or self._is_stopping():
-            return
         by_index = {item.index: item for item in whole}
-        for index in suspects:
+        for index in sorted(self._trial.suspicion.suspects & recorder.missing):
             if self._is_stopping():
                 return
             trial = self._prepare_trial(work, recorder)
-            self._suspect(self._suspicion.feeding(frozenset({index})))
-            recorder.is_rehearsal = not free and index not in self._suspicion.cleared
+            self._trial.feed(frozenset({index}))
+            recorder.is_rehearsal = not free and index not in self._trial.suspicion.cleared
             try:
-                stats = self._drive(trial, [by_index[index]], frozenset(), recorder, free=True)
+                stats = self._driver.drive(trial, [by_index[index]], frozenset(), recorder, free=True)
             finally:
                 recorder.is_rehearsal = False
             recorder.flush()
             if stats.cancelled:
                 return  # it was not tried to the end
-            self._suspect(self._suspicion.after_clearing(index))
+            self._trial.clear(index)
             self._measures.count("tried_alone")
-
-    def _prepare(self, work: EngineWork, recorder: PartRecorder) -> None:
-        started = time.monotonic()
-        info = self._host.prepare(work.request)
-        recorder.space = space_of(info)
-        if work.request != self._prepared:  # a trial asks for its child again before each suspect
-            self._prepared = work.request
-            self._measures.loaded(info, time.monotonic() - started)
-            self._note_engine(work, info)
 
     def _prepare_trial(self, work: EngineWork, recorder: PartRecorder) -> EngineWork:
         """A child under a smaller ceiling; a higher one after a death, and none where the model does not fit."""
-        trial = on_trial(work, again=self._suspicion.alone_deaths > 0)
+        trial = on_trial(work, again=self._trial.suspicion.alone_deaths > 0)
         try:
-            self._prepare(trial, recorder)
+            self._driver.prepare(trial, recorder)
         except (ChildDied, EngineFailed) as error:
             log.warning("trial_without_ceiling", extra={"job": self._lease.shard.job_id, "reason": str(error)})
-            self._prepare(work, recorder)
+            self._driver.prepare(work, recorder)
             return work
         return trial
-
-    def _drive(
-        self,
-        work: EngineWork,
-        items: Sequence[WorkItem],
-        done: Items,
-        recorder: PartRecorder,
-        *,
-        free: bool,
-        take: Callable[[Answer], Answer] = lambda answer: answer,
-    ) -> RunStats:
-        """Run, and record what comes; ``free`` runs may end a part after any answer."""
-        self._run = run = self._host.run(items, work.options, done=done)
-        if self._is_stopping():
-            run.cancel()
-        group: list[Answer] = []
-        try:
-            for event in run.events():
-                match event:
-                    case Answer():
-                        self._measures.answered(event)
-                        with self._recording():
-                            group.append(take(event))
-                    case Boundary():
-                        pass
-                    case _:
-                        continue
-                if free or isinstance(event, Boundary):
-                    with self._recording():
-                        self._record(recorder, group)
-        except (LeaseLost, EnvironmentFault):
-            raise
-        except Exception:
-            recorder.flush()  # what arrived before the child died is as good as any answer
-            raise
-        finally:
-            self._run = None
-        self._measures.ran(run.stats)
-        return run.stats
-
-    def _note_engine(self, work: EngineWork, info: EngineInfo) -> None:
-        """Put on record what the answers may depend on: device, BLAS, dtype, versions, what a probe declined."""
-        engine = {"kind": info.kind, "numeric_platform": info.numeric_platform, **info.details}
-        with self._deployment.database.write() as uow:
-            uow.shards.renew(self._lease)  # nothing is written for a shard that is another's by now
-            uow.jobs.note_engine(self._lease.shard.job_id, engine)
-            if info.model_digest is not None:
-                uow.workers.remember_model(
-                    info.model_digest,
-                    name=str(work.options.get("model_name")),
-                    model_type=info.details.get("model_type"),
-                    dtype=info.numeric_platform.get("dtype"),
-                    details=engine,
-                )
-
-    @staticmethod
-    def _record(recorder: PartRecorder, group: list[Answer]) -> None:
-        """Take the answers of whole micro-batches only: a part is a whole number of them (law 6)."""
-        for answer in group:
-            recorder.add(answer)
-        group.clear()
-        if recorder.is_due:
-            recorder.flush()
-
-    # --- suspects ---
-
-    def _rest(self, answered: Items) -> None:
-        """Nothing is in a child now, and what is answered is no suspect; said in the row if that is news."""
-        rested = self._suspicion.at_rest(answered)
-        if rested != self._suspicion:
-            self._suspect(rested)
-
-    def _suspect(self, suspicion: Suspicion) -> None:
-        with self._deployment.database.write() as uow:
-            uow.shards.suspect(self._lease, suspicion)
-        self._suspicion = suspicion
-
-    def _condemn(self, recorder: PartRecorder) -> None:
-        """The item that was alone in a child when it died, and again: it errs, and everybody else goes on."""
-        index = self._suspicion.condemned
-        if index is None:
-            return
-        shard, suspicion = self._lease.shard, self._suspicion
-        with self._deployment.database.read() as uow:
-            last = uow.attempts.last_of_engine(shard.id)
-            number = uow.attempts.number_of(shard.id)
-        code, reason = last or (ChildDied.code, shard.last_error or "its worker was gone")
-        ends = f"ended the engine {suspicion.alone_deaths} times"
-        if suspicion.alone_losses:
-            ends += f" and was there when the worker was lost, {suspicion.alone_losses} times"
-        message = f"alone in the engine, this item {ends}; at attempt {number}: {reason}"
-        recorder.condemn(index, {"code": code, "message": message})
-        recorder.flush()
-        self._suspect(self._suspicion.at_rest(frozenset({index})))
-        log.warning("item_condemned", extra={"job": shard.job_id, "shard": shard.ordinal, "item": index})
-
-    def _is_stopping(self) -> bool:
-        return self._ended.is_set() or self._drain.is_set()
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """The child waits for this process, and is not to blame."""
-        self._recording_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._recording_since = None
-
-    def _moves(self) -> bool:
-        """Law 2: a lease is renewed only while the work makes progress. Loading has its own limit, in the host."""
-        run, since = self._run, self._recording_since
-        if since is not None:
-            return time.monotonic() - since < RECORDING_S
-        return run is None or run.seconds_since_progress() < self._deployment.settings.stall_timeout_s
