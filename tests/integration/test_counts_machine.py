@@ -199,6 +199,17 @@ class Histories(RuleBasedStateMachine):
         with self.house.deployment.database.write() as uow:
             uow.shards.take_back(self.seen[-1 - number % len(self.seen)], "stood still")
 
+    @precondition(lambda self: self.attempts)
+    @rule(answers=some_answers)
+    def oversleep(self, answers: list[bool]) -> None:
+        """A lease is taken back, another has the shard, and the sleeper goes on writing."""
+        self.look_at_leases()
+        if self.seen:
+            self.take_back(0)
+            self.claim("two", [])
+            self.register(1, answers, False)
+            self.end_well(1)
+
     @rule()
     def settle(self) -> None:
         if self.house.job(self.job_id).outcome is not None:
