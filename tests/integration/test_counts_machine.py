@@ -200,15 +200,22 @@ class Histories(RuleBasedStateMachine):
             uow.shards.take_back(self.seen[-1 - number % len(self.seen)], "stood still")
 
     @precondition(lambda self: self.attempts)
-    @rule(answers=some_answers)
-    def oversleep(self, answers: list[bool]) -> None:
-        """A lease is taken back, another has the shard, and the sleeper goes on writing."""
-        self.look_at_leases()
-        if self.seen:
-            self.take_back(0)
+    @rule(number=pick)
+    def oversleep(self, number: int) -> None:
+        """A lease is taken back, another has the shard, and the sleeper goes on writing as if nothing had been."""
+        sleeper = self.attempt(number)
+        with self.house.deployment.database.write() as uow:
+            seen = uow.shards.get(sleeper[0].shard_id)
+            if seen is None or seen.lease_token != sleeper[0].token or not uow.shards.take_back(seen, "stood still"):
+                return
+        for _ in self.ids:
             self.claim("two", [])
-            self.register(1, answers, False)
-            self.end_well(1)
+            if self.attempts[-1][0].shard_id == seen.id:
+                break
+        self.attempts.append(sleeper)
+        self.register(0, [True], False)
+        self.end_well(0)
+        self.attempts.pop()
 
     @rule()
     def settle(self) -> None:
