@@ -86,6 +86,7 @@ def measure(home: Path, url: str, asked: argparse.Namespace) -> dict[str, Any]:
     if not asked.sqlite:
         with house.deployment.database.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("VACUUM ANALYZE")
+    load = round(os.getloadavg()[0], 1)
     command = [sys.executable, __file__, "--seconds", str(asked.seconds), "--claimer", str(house.settings.home), url]
     environ = house.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     claimers = [
@@ -116,6 +117,8 @@ def measure(home: Path, url: str, asked: argparse.Namespace) -> dict[str, Any]:
         "claims_per_s": round(len(seconds) / max(spans), 1),
         "p50_ms": round(cuts[49] * 1000, 1),
         "p95_ms": round(cuts[94] * 1000, 1),
+        "worker_cpu_ms_per_claim": round(sum(report["cpu_s"] for report in reports) / len(seconds) * 1000, 2),
+        "load_before": load,
         "doubled": sum(count - 1 for count in won.values()) + sum(token != 1 for token in tokens),
         "in_database": len(tokens),
         "jobs_claimed_from": len({(shard - 1) // asked.shards for shard in won}),
@@ -136,6 +139,7 @@ def claim_for(home: Path, url: str, limit_s: float) -> None:
     won: list[int] = []
     seconds: list[float] = []
     start = now = time.monotonic()
+    cpu = time.process_time()
     while now - start < limit_s:
         lease = service._claim(host)
         before, now = now, time.monotonic()
@@ -143,7 +147,8 @@ def claim_for(home: Path, url: str, limit_s: float) -> None:
             break
         won.append(lease.shard_id)
         seconds.append(now - before)
-    print(json.dumps({"won": won, "seconds": seconds, "start": start, "end": now}))
+    cpu_s = time.process_time() - cpu
+    print(json.dumps({"won": won, "seconds": seconds, "start": start, "end": now, "cpu_s": cpu_s}))
     service.close()
     deployment.close()
 

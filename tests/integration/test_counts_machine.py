@@ -272,6 +272,9 @@ class Histories(RuleBasedStateMachine):
         with self.house.deployment.database.write() as uow:
             uow.jobs.note_trouble(lease, code="x", message="no")
             uow.jobs.release(lease)
+        if self.house.job(self.job_id).lease_token != lease.token:
+            with pytest.raises(LeaseLost), self.house.deployment.database.write() as uow:
+                uow.jobs.finish(lease, JobStatus.COMPLETED, output=("nowhere", "0" * 64), errors=None)
 
     @rule()
     def finalize(self) -> None:
@@ -287,7 +290,7 @@ class Histories(RuleBasedStateMachine):
             return
         store = self.house.deployment.store
         with suppress(ArtifactMissing), store.local_path(parts[number % len(parts)]["uri"]) as path:
-            if torn:
+            if torn and path.exists():
                 path.chmod(0o600)
                 path.write_bytes(b"{")
             else:
@@ -318,10 +321,25 @@ class Histories(RuleBasedStateMachine):
         job = self.house.job(self.job_id)
         assert job.status.is_terminal, f"{job.status} for good"
         self.adds_up()
+        self.disturb()
         output = [line["custom_id"] for line in self.house.results(self.job_id)]
         errors = [line["custom_id"] for line in self.house.results(self.job_id, "errors")]
         assert sorted(output + errors) == self.ids
         assert len(output) == job.succeeded
+
+    def disturb(self) -> None:
+        """Everything that may still come to a job that has ended; nothing in it changes."""
+        for outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
+            self.ask_to_end(outcome)
+        for number in range(min(len(self.attempts), 4)):
+            self.register(number, [True], False)
+            self.end_well(number)
+            self.fail_job(number)
+        for act in (self.make_plan, self.requeue, self.settle, self.close, self.free_job, self.finalize):
+            act()
+        self.pause(True)
+        self.claim("late", [True])
+        self.adds_up()
 
     def bring_on(self) -> None:
         """One round of what workers do for a job that nobody disturbs."""
