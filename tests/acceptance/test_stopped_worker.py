@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.db.states import JobStatus
 from tests.fixtures.house import House, MakeHouse
+from tests.fixtures.sleepers import put_to_sleep
 
 SHORT = {"lease_s": 2.4, "renew_s": 0.5, "reconcile_s": 0.3, "poll_s": 0.2, "part_items": 2, "backoff_s": 0.1}
 
@@ -24,7 +25,7 @@ def test_a_worker_that_wakes_too_late_discards_its_work_and_goes_on(make_house: 
     job_id = house.submit([{"custom_id": f"r{index}", "prompt": f"say {index}"} for index in range(12)])
     sleeper = house.start_worker()
     house.wait_for(lambda: house.parts(job_id), "a first part")
-    os.killpg(sleeper.pid, signal.SIGSTOP)
+    put_to_sleep(house, sleeper.pid)
     first = house.shards(job_id)[0]
     other.start_worker()
     job = house.wait_end(job_id)

@@ -25,13 +25,10 @@ from tests.chaos.monitor import Monitor, ShardState, Snapshot
 from tests.chaos.processes import engines_of
 from tests.fixtures.house import PATIENCE_S, House
 from tests.fixtures.restartable import OwnPostgres, OwnRedis
+from tests.fixtures.sleepers import is_locked
 
 #: Doorbells of one kind that are rung at once.
 RINGS = 20
-
-
-#: Seconds without a turn at the write lock after which whoever sleeps has it.
-LOCKED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def stop_parent(run: Run, rng: Random) -> Strike:
     pid, held = _choose(run, rng)
     since = time.monotonic()
     run.fleet.put_to_sleep(pid)
-    while run.postgres is None and _is_locked(run):
+    while run.postgres is None and is_locked(run.house):
         # SQLite has one write lock, and who sleeps in a transaction holds it: docs/reliability.md promises nothing there.
         run.fleet.wake(pid)
         time.sleep(rng.uniform(0.01, 0.05))
@@ -102,19 +99,6 @@ def stop_parent(run: Run, rng: Random) -> Strike:
     finally:
         run.fleet.wake(pid)
     return Strike(since, _taken_again(held), time.monotonic() - since)
-
-
-def _is_locked(run: Run) -> bool:
-    """Whether nobody can write for longer than any transaction of a process that is awake takes."""
-    connection = sqlite3.connect(run.house.settings.home / "pipeline.db", timeout=LOCKED_S, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
-    except sqlite3.OperationalError:
-        return True
-    finally:
-        connection.close()
-    return False
 
 
 def _holders(run: Run, snapshot: Snapshot) -> list[int]:

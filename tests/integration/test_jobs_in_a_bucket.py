@@ -115,7 +115,7 @@ def test_a_server_that_dies_in_mid_job_costs_no_work(
 
     own_object_store.give_back(bucket, objects)
     check_exact(house, job_id, expected)
-    assert {shard.attempts - shard.lost_leases for shard in house.shards(job_id)} == {1}
+    assert all(1 <= shard.attempts <= 1 + shard.lost_leases for shard in house.shards(job_id))
 
 
 def test_a_slow_server_loses_no_lease(

@@ -13,6 +13,7 @@ from pipeline.jobs.presence import Presence
 from tests.fixtures.house import House, MakeHouse
 from tests.fixtures.in_process import claim, make_service, requests, running_service
 from tests.fixtures.scripted_host import ScriptedHost
+from tests.fixtures.sleepers import put_to_sleep
 
 #: Leases that no test would live to see run out.
 LONG = {"lease_s": 3600.0, "renew_s": 5.0, "reconcile_s": 0.2, "poll_s": 0.2, "part_items": 2}
@@ -88,7 +89,7 @@ def test_a_stopped_worker_is_not_taken_for_dead(make_house: MakeHouse) -> None:
     job_id = house.submit(requests(12), shard_items=6)
     stopped = house.start_worker()
     house.wait_for(lambda: house.parts(job_id), "a first part")
-    os.kill(stopped.pid, signal.SIGSTOP)
+    put_to_sleep(house, stopped.pid)
     try:
         house.start_worker()
         house.wait_for(lambda: _finished_by_others(house, job_id), "the other worker to have nothing left")

@@ -49,7 +49,7 @@ def check_end(house: House, job_id: str) -> None:
     assert [line["custom_id"] for line in answers] == [f"r{index}" for index in range(ITEMS)]
     shards = house.shards(job_id)
     assert {shard.status for shard in shards} == {ShardStatus.DONE}
-    assert {shard.attempts - shard.lost_leases for shard in shards} == {1}
+    assert all(1 <= shard.attempts <= 1 + shard.lost_leases for shard in shards)
     assert "Traceback" not in house.logs()
 
 

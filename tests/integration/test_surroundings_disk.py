@@ -85,7 +85,7 @@ def check_end(house: House, job_id: str, expected: list[dict[str, Any]]) -> JobV
     assert masked(house.results(job_id)) == expected
     shards = house.shards(job_id)
     assert {shard.status for shard in shards} == {ShardStatus.DONE}
-    assert {shard.attempts - shard.lost_leases for shard in shards} == {1}
+    assert all(1 <= shard.attempts <= 1 + shard.lost_leases for shard in shards)
     assert report_job(house.deployment, job_id).waiting == ()
     return job
 
@@ -209,7 +209,7 @@ def test_disk_that_fills_up_under_an_index(small_disk: SmallDisk, house: House, 
     job = house.wait_end(second)
     assert (job.status, job.succeeded) == (JobStatus.COMPLETED, 1), house.logs()
     (shard,) = house.shards(second)
-    assert shard.attempts - shard.lost_leases == 1
+    assert 1 <= shard.attempts <= 1 + shard.lost_leases
     assert shard.waits >= 1
     with house.deployment.database.read() as uow:
         indexes = [uow.indexes.of_job(job_id) for job_id in (first, second)]

@@ -59,8 +59,7 @@ def test_poison_items_err_and_all_others_are_answered(short_house: House, kind: 
     house = short_house
     poison = {"r5": how, "r6": how, "r13": how}
     texts = [
-        {"custom_id": f"r{index}", "prompt" if kind == "generate" else "text": f"say {index}"}
-        for index in range(ITEMS)
+        {"custom_id": f"r{index}", "prompt" if kind == "generate" else "text": f"say {index}"} for index in range(ITEMS)
     ]
     wanted = undisturbed(house, kind, texts)
     journal = journal_of(house, crashes=poison)
