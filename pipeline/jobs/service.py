@@ -9,19 +9,14 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from queue import Empty, SimpleQueue
 
-from pipeline.checkpoints.digest import digest as digest_checkpoint
-from pipeline.checkpoints.resolve import resolve
-from pipeline.db.repository.claims import LOOK_JOBS, STARVATION_BOUND, ModelKey
-from pipeline.db.session import UnitOfWork
-from pipeline.db.values import Candidate, ShardLease
-from pipeline.errors import JobError, PipelineError, TransientError
-from pipeline.failpoints import fail_point
+from pipeline.db.values import ShardLease
+from pipeline.errors import PipelineError, TransientError
+from pipeline.jobs.claiming import Claimer
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.dispatch import CONTROL_QUEUE
 from pipeline.jobs.execution import ShardExecution
@@ -37,15 +32,6 @@ log = logging.getLogger(__name__)
 
 #: Threads for planning and finalizing, beside the slots.
 CONTROL_THREADS = 2
-
-#: Looks of one claim: jobs whose shards others took between the look and the claim are looked at again.
-CLAIM_LOOKS = 4
-
-#: Claims that passed over the oldest job before that is written down: each writing costs as much as a claim.
-COUNT_STEP = 4
-
-#: Models of jobs, here or not, that are remembered between claims; each is looked for again at every claim.
-MODELS_KEPT = 1_000
 
 #: Seconds a running shard may take to stop when the worker drains: a child's grace to obey a cancel, and a margin.
 DRAIN_S = 15.0
@@ -84,13 +70,12 @@ class WorkerService:
         self._ticking = threading.Lock()
         self._closed = False
         self._only_job = only_job
-        self._models: frozenset[ModelKey] = frozenset()
-        self._passed_over = ("", 0)
         self._running: set[ShardExecution] = set()
         self._patience = Patience(deployment.settings.backoff_s)
         self._idle = threading.Condition()
         self._control_pool = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control")
         self._control_jobs: dict[tuple[str, str], Future[None]] = {}
+        self._claimer = Claimer(deployment, worker_id, self._kinds, only_job=only_job)
         self._reconciler = Reconciler(deployment, worker_id, self.control)
         self._presence = Presence(deployment.settings.home_path, worker_id)
         with deployment.database.write() as uow:
@@ -163,73 +148,7 @@ class WorkerService:
                 self._idle.notify_all()
 
     def _claim(self, host: EngineHost) -> ShardLease | None:
-        """The best shard this host can serve: starved first, then priority, then a model already loaded, then age."""
-        loaded = [(request.kind, request.model_digest) for request in host.loaded]
-        # Looking for models may take long, so it is done between transactions: those met before, then those met now.
-        models = {model: self._holds(*model) for model in self._models}
-        limit, lost = LOOK_JOBS, 0
-        while lost < CLAIM_LOOKS:
-            absent = [model for model, held in models.items() if not held]
-            with self._deployment.database.write() as uow:
-                found = uow.claims.candidates(
-                    self._kinds,
-                    self.worker_id,
-                    loaded=loaded,
-                    without=absent,
-                    only=self._only_job,
-                    limit=limit,
-                )
-                met = {(one.model, one.model_digest) for one in found} - models.keys()
-                lease = None if met else self._take(uow, found, loaded)
-            self._models = frozenset(models) if len(models) <= MODELS_KEPT else frozenset()
-            if lease is not None:
-                fail_point("claim.after_commit")
-                return lease
-            if not found:
-                return None
-            models |= {model: self._holds(*model) for model in met}
-            if not met:
-                lost += 1  # others took all that was found, and there may be more behind
-            elif not all(models[model] for model in met):
-                limit *= 4
-        return None
-
-    def _take(
-        self, uow: UnitOfWork, candidates: Sequence[Candidate], loaded: Collection[tuple[str, str | None]]
-    ) -> ShardLease | None:
-        """A shard of the first job in order that still has one. Of jobs passed over the oldest counts, and starves first."""
-
-        def order(one: Candidate) -> tuple[bool, int, bool, datetime, str]:
-            starved = one.passed_over >= STARVATION_BOUND
-            return not starved, -one.priority, (one.kind, one.model_digest) not in loaded, one.created_at, one.job_id
-
-        for chosen in sorted(candidates, key=order):
-            lease = uow.shards.claim(chosen.job_id, self.worker_id)
-            fail_point("claim.in_commit")
-            if lease is not None:
-                self._count(uow, chosen, min(candidates, key=lambda one: (one.created_at, one.job_id)))
-                return lease
-        return None
-
-    def _count(self, uow: UnitOfWork, chosen: Candidate, oldest: Candidate) -> None:
-        """Count against starvation: in memory, and every few claims in the row of the job that was passed over."""
-        job_id, number = self._passed_over
-        number = 0 if oldest is chosen else number + 1 if job_id == oldest.job_id else 1
-        if number >= COUNT_STEP or chosen.passed_over:
-            uow.claims.count(chosen.job_id, oldest.job_id, number)
-            number = 0
-        self._passed_over = oldest.job_id, number
-
-    def _holds(self, name: str | None, digest: str | None) -> bool:
-        """Whether the model that a job pinned is on this host, now. Jobs that pin none are taken by name."""
-        if name is None:
-            return True
-        settings = self._deployment.settings
-        try:
-            path = resolve(name, settings, download=digest is None)
-            return digest in (None, digest_checkpoint(path, settings))
-        except JobError:
-            return digest is None  # nobody pinned it: this host says what is wrong with it
+        return self._claimer.claim([(request.kind, request.model_digest) for request in host.loaded])
 
     # --- control ---
 
@@ -269,7 +188,7 @@ class WorkerService:
             job = uow.jobs.get(job_id)
         if job is None or job.model is None or job.model_digest is None:
             return job is not None
-        return self._holds(job.model, job.model_digest)
+        return self._claimer.holds(job.model, job.model_digest)
 
     # --- keeping alive ---
 

@@ -20,7 +20,7 @@ JOBS, SHARDS, THREADS = 5, 40, 4
 
 def test_jobs_for_a_model_that_is_not_here_do_not_hide_another(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look sees so many candidates; those that this host cannot serve take no place among them."""
-    monkeypatch.setattr("pipeline.jobs.service.LOOK_JOBS", 2)
+    monkeypatch.setattr("pipeline.jobs.claiming.LOOK_JOBS", 2)
     elsewhere = house.add_fake_model("elsewhere", delay_s=0.001)
     absent = [
         house.submit(requests(1), model="elsewhere", options=SubmitOptions(priority=9, idempotency_key=str(number)))
@@ -80,7 +80,7 @@ def test_many_claims_over_several_jobs_have_one_winner_each_and_no_deadlock(
     postgres_url: str, make_house: MakeHouse, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The youngest job comes first and starving begins soon: claims for all jobs count themselves in all others' rows."""
-    for module in ("pipeline.jobs.service", "pipeline.db.repository.claims"):
+    for module in ("pipeline.jobs.claiming", "pipeline.db.repository.claims"):
         monkeypatch.setattr(f"{module}.STARVATION_BOUND", 2)
     house = make_house(database_url=postgres_url)
     job_ids = [
