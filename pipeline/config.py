@@ -60,7 +60,8 @@ class Settings(BaseModel):
         default=None, description="`redis://`, `rediss://`, `redis+socket://`; the default is a folder in `home`"
     )
     store_url: str | None = Field(
-        default=None, description="where files lie: `file://` or `s3://bucket/prefix`; the default is a folder in `home`"
+        default=None,
+        description="where files lie: `file://` or `s3://bucket/prefix`; the default is a folder in `home`",
     )
     store_timeout_s: float = Field(
         default=20.0, gt=0, description="an `s3://` store that is silent this long, three times, is out of reach"
