@@ -26,7 +26,7 @@ demo: .venv/.installed-core ## run the main job on two small real models, with n
 	@.venv/bin/pipeline demo $(DEMO_ARGS)
 
 test: .venv/.installed-dev ## run the tests; PYTEST_ARGS="-k word" for some of them
-	@$(PY) -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 chaos: .venv/.installed-dev ## kill, stop, flush, fill and restart things under a job and see that nothing is lost; CHAOS_ARGS="--seeds 20 --database sqlite"
 	@$(PY) -m tests.chaos $(CHAOS_ARGS)

@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.fixtures import databases
+
 pytest_plugins = [
     "tests.fixtures.services",
     "tests.fixtures.restartable",
@@ -32,6 +34,10 @@ _FULL = os.environ.get("PIPELINE_TEST_FULL") == "1"
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    databases.choose(config, items)
 
 
 @pytest.fixture(scope="session")

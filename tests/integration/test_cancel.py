@@ -22,6 +22,8 @@ from tests.fixtures.house import PATIENCE_S, House, MakeHouse
 from tests.fixtures.in_process import SHORT_LEASES, claim, renew, requests, running_service, work_until_end
 from tests.fixtures.scripted_host import ScriptedHost
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def house(make_house: MakeHouse, database_url: str) -> House:

@@ -15,6 +15,8 @@ from tests.fixtures.house import House, MakeHouse
 from tests.fixtures.in_process import SHORT_LEASES, make_service, requests, running_service, work_until_end
 from tests.fixtures.scripted_host import ScriptedHost
 
+pytestmark = pytest.mark.each_database
+
 JOBS, SHARDS, THREADS = 5, 40, 4
 
 

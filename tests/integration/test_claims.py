@@ -15,6 +15,8 @@ from pipeline.jobs.planner import plan
 from tests.fixtures.house import House
 from tests.fixtures.in_process import claim, requests
 
+pytestmark = pytest.mark.each_database
+
 #: As many as the report had (jentic-one#529).
 PROCESSES = 16
 

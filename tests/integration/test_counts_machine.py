@@ -38,6 +38,8 @@ from tests.fixtures.house import House
 from tests.fixtures.in_process import requests
 from tests.fixtures.ledger import Ledger, keep_moves
 
+pytestmark = pytest.mark.each_database
+
 #: Chooses one of a list that is not known when the history is drawn, from its end: mostly what holds its lease still.
 pick = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5, 8])
 

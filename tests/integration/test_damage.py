@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.db.states import JobStatus, Outcome
-from pipeline.db.values import PartView
+from pipeline.db.values import ItemFailure, PartView
 from pipeline.errors import ArtifactMissing
+from pipeline.formats.items import Item
 from pipeline.jobs.cancel import settle
 from pipeline.jobs.damage import MISSING_TRIES
 from pipeline.jobs.execution import ShardExecution
 from pipeline.jobs.finalize import finalize
 from pipeline.jobs.planner import plan
+from pipeline.jobs.recording import PartRecorder
 from pipeline.jobs.service import WorkerService
+from pipeline.ports import Answer
 from tests.fixtures.house import House, MakeHouse
 from tests.fixtures.in_process import SHORT_LEASES, claim, requests, running_service, work_until_end
 from workers.supervisor import Supervisor
@@ -205,3 +208,27 @@ def test_job_cancelled_before_planning_ends_without_its_item_file(house: House, 
     house.deployment.store.delete(uri)
     job = work_until_end(house, real_children, job_id)
     assert (job.status, job.cancelled) == (JobStatus.FAILED, 3)
+
+
+def test_torn_part_of_a_shard_that_failed_errs_with_it_even_if_the_job_was_cancelled(
+    house: House, real_children: WorkerService
+) -> None:
+    """The counts' machine found it: counted as cancelled, and told as failed."""
+    job_id = house.submit(requests(4), shard_items=2)
+    plan(house.deployment, job_id, owner="planner")
+    lease = claim(house, job_id, "worker")
+    items = [Item(f"r{index}", index + 1, {}) for index in range(2)]
+    recorder = PartRecorder(house.deployment, lease, items, frozenset())
+    recorder.add(Answer(0, body={"object": "chat.completion"}))
+    recorder.flush()
+    with house.deployment.database.write() as uow:
+        uow.shards.fail(lease, "gave up", [ItemFailure("r1", 2, "shard_failed", "gave up")], code="internal_error")
+        assert uow.jobs.request_outcome(job_id, Outcome.CANCELLED)
+    settle(house.deployment, job_id)
+    halve(first_part(house, job_id)[1])
+    job = work_until_end(house, real_children, job_id)
+    assert (job.status, job.succeeded, job.errored, job.cancelled) == (JobStatus.CANCELLED, 0, 2, 2)
+    codes = [line["error"]["code"] for line in house.results(job_id, "errors")]
+    assert codes == ["shard_failed", "shard_failed", "batch_cancelled", "batch_cancelled"]
+    with house.deployment.database.read() as uow:
+        assert dict(uow.jobs.error_counts(job_id)) == {"shard_failed": 2}

@@ -27,6 +27,8 @@ from pipeline.jobs.planner import plan
 from tests.fixtures.house import House
 from tests.fixtures.in_process import claim, renew, requests
 
+pytestmark = pytest.mark.each_database
+
 FAILURE = AttemptFailure("engine_crashed", "said the loser", child_died=True)
 
 FAILURES = [ItemFailure(f"r{index}", index + 1, "shard_failed", "said the loser") for index in range(2)]

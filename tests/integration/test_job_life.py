@@ -20,6 +20,8 @@ from tests.fixtures.house import House
 from tests.fixtures.in_process import make_service, requests
 from tests.fixtures.scripted_host import ScriptedHost
 
+pytestmark = pytest.mark.each_database
+
 
 def work_off(house: House, service: WorkerService, job_id: str) -> None:
     """Plan, serve and finalize on this thread."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.values import JobView, NewPart, ShardLease
 from pipeline.formats.ranges import dump_ranges
@@ -14,6 +16,8 @@ from pipeline.jobs.planner import plan
 from pipeline.store import layout
 from tests.fixtures.house import House
 from tests.fixtures.in_process import claim, requests
+
+pytestmark = pytest.mark.each_database
 
 ROUNDS = 8
 

@@ -31,6 +31,8 @@ from tests.fixtures.in_process import (
 )
 from tests.fixtures.scripted_host import ScriptedHost
 
+pytestmark = pytest.mark.each_database
+
 #: Limit of the named leases of this file, in seconds.
 LIMIT_S = 0.6
 

@@ -18,6 +18,8 @@ from tests.fixtures.house import House, MakeHouse
 from tests.fixtures.in_process import SHORT_LEASES, claim, requests, running_service, work_until_end
 from tests.fixtures.scripted_host import ScriptedHost
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def house(make_house: MakeHouse, database_url: str) -> House:

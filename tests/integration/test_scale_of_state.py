@@ -24,6 +24,8 @@ from tests.fixtures.in_process import make_service
 from tests.fixtures.plans import full_reads, recorded
 from tests.fixtures.scripted_host import ScriptedHost
 
+pytestmark = pytest.mark.each_database
+
 #: A running job of the crowd, one that has ended, and one that is being cancelled.
 RUNNING, ENDED, CANCELLING = job_name(40), job_name(90), job_name(2)
 

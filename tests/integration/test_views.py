@@ -14,6 +14,8 @@ from pipeline.db import models
 from pipeline.db.states import JobStatus, Outcome, ShardStatus
 from pipeline.db.views import VIEWS
 
+pytestmark = pytest.mark.each_database
+
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 

@@ -35,7 +35,7 @@ class RepairRepository(Repository):
         """Undo a part of a job that is being finalized; True when its items are to run again.
 
         ``failures`` name the part's items: they err where their shard has failed, or lost parts ``limit`` times before.
-        None where a job that has failed cannot name them. Where the job was asked to end early they end as it does. Otherwise the job is ``in_progress`` again: the one
+        None where a job that has failed cannot name them. Where the job was asked to end early, they end as it does. Otherwise the job is ``in_progress`` again: the one
         step back there is.
 
         Raises:
@@ -72,18 +72,15 @@ class RepairRepository(Repository):
         if again:
             shard.status, shard.finished_at, shard.attempts = ShardStatus.PENDING, None, 0
             job.status, job.shards_open, job.control_tries = JobStatus.IN_PROGRESS, job.shards_open + 1, 0
-        elif job.outcome is None:
+            job.error_code = job.error_message = None
+        elif failures is not None and (job.outcome is None or shard.status is ShardStatus.FAILED):
             shard.status = ShardStatus.FAILED
-            assert failures is not None
             self._fail_items(job, shard, failures)
         else:
-            shard.status = ShardStatus.CANCELLED if shard.status is ShardStatus.DONE else shard.status
-        self._session.flush()
-        if job.outcome is not None:
-            self._changed(update(Job).where(Job.id == job.id).values(settled(number)))
-        if again:
-            job.error_code = job.error_message = None
+            shard.status = ShardStatus.CANCELLED
             self._session.flush()
+            self._changed(update(Job).where(Job.id == job.id).values(settled(number)))
+        self._session.flush()
         return again
 
     def _delete_errors(self, part: PartView, custom_ids: Sequence[str]) -> None:
