@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, select, update
 
-from pipeline.db.models import FailedAttempt, IndexVersion, ItemErrorRow, Job, Part, Shard, Vector, VectorFile
+from pipeline.db.models import IndexVersion, ItemErrorRow, Job, Part, Shard, Vector, VectorFile
 from pipeline.db.repository.attempts import AttemptRepository
-from pipeline.db.repository.base import Repository, clip, utc_now
-from pipeline.db.repository.shards import settled
+from pipeline.db.repository.base import Repository, clip
+from pipeline.db.repository.shards import error_row, failed_attempt, settled
 from pipeline.db.states import JobStatus, ShardStatus
 from pipeline.db.values import ItemFailure, JobLease, PartView, VectorFileView
 from pipeline.errors import ArtifactCorrupt, LeaseLost
@@ -35,8 +35,8 @@ class RepairRepository(Repository):
         """Undo a part of a job that is being finalized; True when its items are to run again.
 
         ``failures`` name the part's items: they err where their shard has failed, or lost parts ``limit`` times before.
-        None where a job that has failed cannot name them. Where the job was asked to end early, they end as it does. Otherwise the job is ``in_progress`` again: the one
-        step back there is.
+        None where a job that has failed cannot name them. Where the job was asked to end early, they end as it does.
+        Otherwise the job is ``in_progress`` again: the one step back there is.
 
         Raises:
             LeaseLost: the job is another finalizer's by now.
@@ -55,17 +55,7 @@ class RepairRepository(Repository):
         job.errored -= part.errored
         job.processing += number
         job.lease_owner, job.lease_token = None, job.lease_token + 1
-        self._session.add(
-            FailedAttempt(
-                job_id=job.id,
-                shard_id=shard.id,
-                token=part.token,
-                worker_id=lease.owner,
-                code=ArtifactCorrupt.code,
-                reason=clip(reason),
-                at=utc_now(),
-            )
-        )
+        self._session.add(failed_attempt(job.id, shard.id, part.token, lease.owner, ArtifactCorrupt.code, reason))
         shard.last_error = clip(reason)
         lost = AttemptRepository(self._session).number_of(shard.id, ArtifactCorrupt.code)
         again = job.outcome is None and shard.status is ShardStatus.DONE and lost <= limit
@@ -77,7 +67,7 @@ class RepairRepository(Repository):
             shard.status = ShardStatus.FAILED
             self._fail_items(job, shard, failures)
         else:
-            shard.status = ShardStatus.CANCELLED
+            shard.status = ShardStatus.CANCELLED if shard.status is ShardStatus.DONE else shard.status
             self._session.flush()
             self._changed(update(Job).where(Job.id == job.id).values(settled(number)))
         self._session.flush()
@@ -105,14 +95,4 @@ class RepairRepository(Repository):
     def _fail_items(self, job: Job, shard: Shard, failures: Sequence[ItemFailure]) -> None:
         job.processing -= len(failures)
         job.errored += len(failures)
-        self._session.add_all(
-            ItemErrorRow(
-                job_id=job.id,
-                shard_id=shard.id,
-                custom_id=failure.custom_id,
-                line=failure.line,
-                code=failure.code,
-                message=clip(failure.message),
-            )
-            for failure in failures
-        )
+        self._session.add_all(error_row(job.id, shard.id, failure) for failure in failures)

@@ -239,33 +239,13 @@ class ShardRepository(Repository):
 
     def add_errors(self, lease: ShardLease, failures: Sequence[ItemFailure]) -> None:
         """A row for each item that erred; part of the transaction that moves the counts."""
-        self._session.add_all(
-            ItemErrorRow(
-                job_id=lease.shard.job_id,
-                shard_id=lease.shard_id,
-                custom_id=item.custom_id,
-                line=item.line,
-                code=clip(item.code)[:ERROR_CODE_CHARS],
-                message=clip(item.message),
-            )
-            for item in failures
-        )
+        self._session.add_all(error_row(lease.shard.job_id, lease.shard_id, item) for item in failures)
 
     # --- inside ---
 
     def _add_failure(self, shard: ShardView, worker: str | None, code: str, reason: str) -> None:
         """Keep why an attempt did not end well; part of the transaction that ends it."""
-        self._session.add(
-            FailedAttempt(
-                job_id=shard.job_id,
-                shard_id=shard.id,
-                token=shard.lease_token,
-                worker_id=worker,
-                code=clip(code)[:ERROR_CODE_CHARS],
-                reason=clip(reason),
-                at=utc_now(),
-            )
-        )
+        self._session.add(failed_attempt(shard.job_id, shard.id, shard.lease_token, worker, code, reason))
 
     def _guarded(self, lease: ShardLease, **values: Any) -> None:
         statement = update(Shard).where(
@@ -290,6 +270,32 @@ class ShardRepository(Repository):
         target = getattr(Job, column)
         statement = update(Job).where(Job.id == job_id)
         self._changed(statement.values({"processing": Job.processing - items, column: target + items}))
+
+
+def error_row(job_id: str, shard_id: int, item: ItemFailure) -> ItemErrorRow:
+    """An item that erred, as its row."""
+    code = clip(item.code)[:ERROR_CODE_CHARS]
+    return ItemErrorRow(
+        job_id=job_id,
+        shard_id=shard_id,
+        custom_id=item.custom_id,
+        line=item.line,
+        code=code,
+        message=clip(item.message),
+    )
+
+
+def failed_attempt(job_id: str, shard_id: int, token: int, worker: str | None, code: str, reason: str) -> FailedAttempt:
+    """Why an attempt did not end well, as its row."""
+    return FailedAttempt(
+        job_id=job_id,
+        shard_id=shard_id,
+        token=token,
+        worker_id=worker,
+        code=clip(code)[:ERROR_CODE_CHARS],
+        reason=clip(reason),
+        at=utc_now(),
+    )
 
 
 def settled(items: SQLColumnExpression[int] | int) -> dict[str, Any]:
