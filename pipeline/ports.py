@@ -80,10 +80,26 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check of an acceleration found in one run.
+
+    ``mechanism`` is what was checked (``batching``, ``lookup``, ``draft``, ``prefix_cache``, ``canonical``,
+    ``ceiling``), ``code`` says what was found in one word of code, ``reason`` says it to a person, ``count`` how often.
+    """
+
+    mechanism: str
+    outcome: Literal["held", "declined", "violated"]
+    code: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RunStats:
     """Sums over one run. ``busy`` are (start, end) pairs of engine calls, seconds of CLOCK_MONOTONIC.
 
-    ``counters`` count events (truncations, fallbacks), ``measures`` are seconds (percentiles of the run).
+    ``counters`` count events (truncations, fallbacks), ``measures`` are seconds (percentiles of the run),
+    ``verdicts`` what checks of accelerations found.
     """
 
     prompt_tokens: int = 0
@@ -92,6 +108,7 @@ class RunStats:
     peak_rss_bytes: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
     cancelled: bool = False
 
 

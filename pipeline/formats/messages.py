@@ -27,6 +27,7 @@ from pipeline.ports import (
     RunStats,
     Started,
     VectorRow,
+    Verdict,
     WorkItem,
 )
 
@@ -160,6 +161,7 @@ def done_message(stats: RunStats) -> JsonObject:
 def parse_done(message: JsonObject) -> RunStats:
     fields = _without_type(message)
     fields["busy"] = tuple((start, end) for start, end in fields["busy"])
+    fields["verdicts"] = tuple(Verdict(**verdict) for verdict in fields.get("verdicts", ()))
     return RunStats(**fields)
 
 

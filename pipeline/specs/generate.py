@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from pipeline.specs.base import BaseSpec, Endpoint, Frozen
+from pipeline.specs.base import BaseSpec, Endpoint, Frozen, ModelRef
+from pipeline.specs.contract import Contract
 
 
 class SamplingDefaults(Frozen):
@@ -19,11 +20,55 @@ class SamplingDefaults(Frozen):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
 
 
+class LookupOptions(Frozen):
+    """Prompt lookup: guesses are what followed the same few tokens earlier in the row's own text."""
+
+    ngram_max: int = Field(default=3, ge=1, le=16)
+    ngram_min: int = Field(default=2, ge=1, le=16)
+    max_draft: int = Field(default=7, ge=1, le=64, description="most tokens guessed at once")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError("ngram_min must not be above ngram_max")
+        return self
+
+
+class DraftOptions(Frozen):
+    """A smaller model with the same vocabulary guesses; the job's model decides."""
+
+    model: ModelRef
+    tokens: int = Field(default=4, ge=1, le=64, description="most tokens guessed at once")
+    acceptance: Literal["sampler_match", "stochastic"] = Field(
+        default="sampler_match",
+        description="stochastic keeps the distribution but not the seeded stream",
+    )
+
+
 class GenerateSpec(BaseSpec):
-    """A generation job."""
+    """A generation job.
+
+    ``accelerate`` says who guesses tokens ahead: ``auto`` measures what is allowed and keeps what is faster, ``off``
+    decodes token by token, ``lookup`` and ``draft`` use that one throughout. None of them changes an answer.
+    """
 
     kind: Literal["generate"] = "generate"
     endpoint: Literal[Endpoint.CHAT, Endpoint.COMPLETIONS] = Endpoint.CHAT
     sampling: SamplingDefaults = SamplingDefaults()
     width: int = Field(default=16, ge=1, le=256, description="most rows decoded together")
+    accelerate: Literal["auto", "off", "lookup", "draft"] = "auto"
+    lookup: LookupOptions = LookupOptions()
+    draft: DraftOptions | None = None
+    overflow: Literal["error", "truncate_left", "truncate_middle"] = Field(
+        default="error", description="what happens to a prompt that is too long for the context"
+    )
+    prefix_cache: bool = Field(default=True, description="compute a prompt prefix that rows share once")
+    report_cache: bool = Field(default=False, description="say cached tokens in answers; they depend on the run")
+    contract: Contract | None = None
     shard_tokens: int = Field(default=16_384, gt=0, description="token budget of a shard, prompt and answer")
+
+    @model_validator(mode="after")
+    def _has_what_it_uses(self) -> Self:
+        if self.accelerate == "draft" and self.draft is None:
+            raise ValueError("accelerate: draft needs draft: with a model")
+        return self

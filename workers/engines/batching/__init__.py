@@ -1,0 +1,1 @@
+"""The scheduler above mlx-lm's models: rows in, finished rows out."""
