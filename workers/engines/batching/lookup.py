@@ -131,7 +131,7 @@ class _Row:
         elif proposed:
             self.misses += 1
             if self.misses >= MISSES:
-                self.resting, self.misses = self.next_pause, 0
+                self.resting, self.misses, self.come_true = self.next_pause, 0, 0
                 self.next_pause = min(2 * self.next_pause, LONGEST_PAUSE)
         elif was_resting:
             self.resting = 0 if self.come_true >= CONFIRMED else self.resting - 1
