@@ -2,14 +2,17 @@
 
 The docstring of a class is its default message. What is raised for a *user* carries ``hint`` (the way out); what ends
 one *item* is an :class:`ItemError`; what ends a whole job is a :class:`JobError`; what may go away by itself is a
-:class:`TransientError`. This module knows nothing about any other.
+:class:`TransientError`. This module needs no other.
 """
 
 from __future__ import annotations
 
 import inspect
 from enum import IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pipeline.ports import Verdict
 
 
 class ExitCode(IntEnum):
@@ -64,6 +67,12 @@ class SpecError(UsageError):
     """The job's specification is not valid."""
 
     code = "spec_invalid"
+
+
+class ContractConflict(SpecError):
+    """The contract promises what one of the job's options cannot keep."""
+
+    code = "contract_conflict"
 
 
 class InputInvalid(UsageError):
@@ -206,6 +215,9 @@ class JobError(PipelineError):
     code = "job_error"
     exit_code = ExitCode.JOB_FAILED
 
+    #: What checks of accelerations had found by then; it goes on record with the end of the job.
+    verdicts: tuple[Verdict, ...] = ()
+
 
 class ModelNotFound(JobError):
     """The model is not on this host."""
@@ -242,6 +254,24 @@ class NoChatTemplate(JobError):
     """The model has no chat template."""
 
     code = "no_chat_template"
+
+
+class CeilingUnmeasurable(JobError):
+    """The contract sets a ceiling for what no host here can measure."""
+
+    code = "ceiling_unmeasurable"
+
+
+class CeilingExceeded(JobError):
+    """The work does not fit under a ceiling of the job's contract."""
+
+    code = "ceiling_exceeded"
+
+
+class ContractViolated(JobError):
+    """An acceleration broke the job's contract, and the contract says that the job fails then."""
+
+    code = "contract_violated"
 
 
 class VectorsInvalid(JobError):

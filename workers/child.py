@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import BinaryIO, NoReturn
 
@@ -142,6 +142,7 @@ class Child:
     def _fail(self, error: BaseException) -> None:
         """``class`` tells the parent whether a retry can help; only a JobError says that none can."""
         known = error if isinstance(error, PipelineError) else None
+        verdicts = [asdict(one) for one in error.verdicts] if isinstance(error, JobError) else []
         self._send(
             {
                 "type": "failed",
@@ -149,6 +150,7 @@ class Child:
                 "code": known.code if known else "engine_failed",
                 "message": str(known) if known else f"{type(error).__name__}: {error}",
                 "hint": known.hint if known else None,
+                **({"verdicts": verdicts} if verdicts else {}),
             }
         )
 

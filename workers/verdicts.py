@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.errors import ChildDied, ChildStalled, JobError, TransientError
 from pipeline.formats.messages import WireError
-from pipeline.ports import JsonObject
+from pipeline.ports import JsonObject, Verdict
 from workers.process import ChildProcess
 
 #: What a message raises when its fields are not what they must be.
@@ -26,6 +26,8 @@ def failure(message: JsonObject) -> JobError | TransientError:
     code = message["code"]
     error = next((kind for kind in _family(root) if kind.code == code), root)(message["message"])
     error.hint, error.code = message.get("hint"), code
+    if isinstance(error, JobError):
+        error.verdicts = tuple(Verdict(**one) for one in message.get("verdicts", ()))
     return error
 
 

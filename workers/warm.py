@@ -95,7 +95,7 @@ class WarmPool:
         self._busy_wait_s = busy_wait_s
         self._changed = threading.Condition()
         self._children: list[_Child] = []
-        self._shown: dict[tuple[str, str | None, str], int] = {}
+        self._shown: dict[tuple[str | None, ...], int] = {}
         self._clock = count()
 
     def loaded(self, host: WarmHost) -> tuple[EngineRequest, ...]:
@@ -220,7 +220,8 @@ class WarmPool:
         shown = self._shown.get(_key(request))
         if shown is not None:
             return shown
-        files = Path(request.model_path).rglob("*.safetensors") if request.model_path else ()
+        folders = filter(None, (request.model_path, request.options.get("draft_path")))
+        files = (file for folder in folders for file in Path(folder).rglob("*.safetensors"))
         return int(sum(file.stat().st_size for file in files) * WEIGHTS_FACTOR) + BASE_BYTES
 
 
@@ -282,5 +283,7 @@ class WarmHost:
         self._pool.give_back(self, child)
 
 
-def _key(request: EngineRequest) -> tuple[str, str | None, str]:
-    return request.kind, request.model_digest or request.model_path, request.dtype
+def _key(request: EngineRequest) -> tuple[str | None, ...]:
+    """What decides how much a child holds: its models, and in which type they compute."""
+    drafter = request.options.get("draft_digest")
+    return request.kind, request.model_digest or request.model_path, request.dtype, drafter

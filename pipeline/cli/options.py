@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from pipeline.specs import EmbedSpec, GenerateSpec, JobKind, RerankSpec
 from pipeline.specs.base import Dtype
-from pipeline.specs.generate import SamplingDefaults
+from pipeline.specs.generate import DraftOptions, SamplingDefaults
 
 if TYPE_CHECKING:
     from pipeline.jobs.submit import SubmitOptions
@@ -24,13 +24,19 @@ Decorator = Callable[[Any], Any]
 
 #: Fields of each kind's spec that are options.
 SPEC_FIELDS: dict[JobKind, tuple[type[BaseModel], tuple[str, ...]]] = {
-    JobKind.GENERATE: (GenerateSpec, ("width", "seed", "shard_tokens")),
+    JobKind.GENERATE: (
+        GenerateSpec,
+        ("width", "seed", "shard_tokens", "accelerate", "overflow", "prefix_cache", "report_cache"),
+    ),
     JobKind.EMBED: (
         EmbedSpec,
         ("overflow", "chunk_overlap", "prompt_name", "dimensions", "vectors", "batch_size", "shard_tokens"),
     ),
     JobKind.RERANK: (RerankSpec, ("instruction", "overflow", "batch_size", "shard_tokens")),
 }
+
+#: Fields of a generate job's drafter that are options, each behind ``--draft-``.
+DRAFT_FIELDS = ("tokens", "acceptance")
 
 #: Names of fields in simple lines that each kind reads: option role -> what it names.
 FIELD_ROLES: dict[JobKind, tuple[str, ...]] = {
@@ -100,18 +106,38 @@ def _model() -> Sequence[Decorator]:
 
 def _of_spec(kind: JobKind) -> Sequence[Decorator]:
     spec, names = SPEC_FIELDS[kind]
-    sampling = [_spec_option(SamplingDefaults, name) for name in SamplingDefaults.model_fields]
-    return [*(sampling if kind is JobKind.GENERATE else []), *(_spec_option(spec, name) for name in names)]
+    own = [_spec_option(spec, name) for name in names]
+    if kind is not JobKind.GENERATE:
+        return own
+    return [*(_spec_option(SamplingDefaults, name) for name in SamplingDefaults.model_fields), *own, *_acceleration()]
 
 
-def _spec_option(spec: type[BaseModel], name: str) -> Decorator:
+def _acceleration() -> Sequence[Decorator]:
+    """Options of a generate job that are not one field of its spec each."""
+    return (
+        click.option("--draft", metavar="MODEL", help="A smaller model of the same vocabulary that guesses ahead."),
+        *(_spec_option(DraftOptions, name, prefix="draft-") for name in DRAFT_FIELDS),
+        click.option(
+            "--contract",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="YAML or JSON: what must stay the same, what is measured, what may not be passed.",
+        ),
+    )
+
+
+def _spec_option(spec: type[BaseModel], name: str, *, prefix: str = "") -> Decorator:
     """An option that is None unless given, so that the spec's own default holds."""
     field = spec.model_fields[name]
     words = [part for part in (field.description, _show_default(field.default)) if part]
-    return click.option(f"--{name.replace('_', '-')}", type=_click_type(field.annotation), help=" ".join(words))
+    flag = f"{prefix}{name.replace('_', '-')}"
+    if field.annotation is bool:
+        return click.option(f"--{flag}/--no-{flag}", default=None, help=" ".join(words))
+    return click.option(f"--{flag}", type=_click_type(field.annotation), help=" ".join(words))
 
 
 def _show_default(value: Any) -> str:
+    if isinstance(value, bool):
+        value = "on" if value else "off"
     return "" if value is None else f"[default: {value}]"
 
 

@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.cli.options import FIELD_ROLES, SPEC_FIELDS, submit_options
+from pipeline.cli.options import DRAFT_FIELDS, FIELD_ROLES, SPEC_FIELDS, submit_options
 from pipeline.cli.output import count_of, talk
+from pipeline.errors import UsageError
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport
 from pipeline.jobs.submit import Submission, build_spec, submit_items
 from pipeline.specs import Endpoint, JobKind
 from pipeline.specs.generate import SamplingDefaults
+from pipeline.specs.spec_file import load_contract_file
 
 #: Invalid lines that are shown.
 SHOWN = 100
@@ -73,7 +75,21 @@ def spec_fields(kind: JobKind, given: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {name: given[name] for name in SPEC_FIELDS[kind][1] if given[name] is not None}
     if kind is JobKind.GENERATE:
         fields["sampling"] = {name: given[name] for name in SamplingDefaults.model_fields if given[name] is not None}
+        fields |= _acceleration_fields(given)
     return {"kind": kind.value, "model": {"dtype": given["dtype"]}, **fields}
+
+
+def _acceleration_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """``draft`` and ``contract``, where they were given; raises UsageError, SpecError."""
+    fields: dict[str, Any] = {}
+    draft = {name: given[f"draft_{name}"] for name in DRAFT_FIELDS if given[f"draft_{name}"] is not None}
+    if given["draft"] is not None:
+        fields["draft"] = {"model": {"name": given["draft"], "dtype": given["dtype"]}, **draft}
+    elif draft:
+        raise UsageError(f"--draft-{next(iter(draft))} is for a drafter", hint="name one with --draft MODEL")
+    if given["contract"] is not None:
+        fields["contract"] = load_contract_file(given["contract"]).model_dump(mode="json")
+    return fields
 
 
 def intake_options(kind: JobKind, given: dict[str, Any], max_line_bytes: int) -> IntakeOptions:

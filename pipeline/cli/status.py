@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.context import Context, pass_context
+from pipeline.cli.contract import contract_document, print_contract
 from pipeline.cli.measures import aggregate, show_measures
 from pipeline.cli.output import (
     count_of,
@@ -50,6 +51,7 @@ def status(context: Context, job: str, as_json: bool) -> None:
             print_json(_as_json(deployment, report))
             return
         print_pairs(_pairs(deployment, report))
+        print_contract(report)
         for obstacle in obstacles(deployment, report.job):
             talk(str(obstacle))
         for hint in _hints(report):
@@ -63,6 +65,7 @@ def _as_json(deployment: Deployment, report: JobReport) -> dict[str, Any]:
     document["job"] = as_document(report.job)
     document["index"] = _index_of(deployment, report)
     document["metrics"] = aggregate(report.metrics)
+    document["contract"] = contract_document(report)
     document["files"] = dict(_files(deployment, report))
     document["shard_metrics"] = [asdict(row) for row in report.metrics]
     return document
@@ -100,7 +103,11 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
     for line in report.last_errors:
         yield "shard error", line
     if job.model:
-        yield "model", f"{job.model} (digest {job.model_digest[:12] if job.model_digest else 'not pinned'})"
+        yield "model", _show_model(job.model, job.model_digest)
+    if job.draft_model:
+        yield "drafter", _show_model(job.draft_model, job.draft_digest)
+    if report.promise:
+        yield "promise", report.promise
     if job.engine:
         stated = job.engine["numeric_platform"]
         yield "engine", ", ".join(str(stated[name]) for name in ("device", "dtype", "blas") if stated.get(name))
@@ -130,6 +137,10 @@ def _pairs(deployment: Deployment, report: JobReport) -> Iterator[tuple[str, str
         )
         yield "served by", workers or "nobody"
     yield from _files(deployment, report)
+
+
+def _show_model(name: str, digest: str | None) -> str:
+    return f"{name} (digest {digest[:12] if digest else 'not pinned'})"
 
 
 def show_held_up(held_up: HeldUp) -> str:

@@ -37,6 +37,8 @@ class Job(Base):
     endpoint: Mapped[str | None] = mapped_column(String(64))
     model: Mapped[str | None] = mapped_column(String(512), comment="as the user wrote it")
     model_digest: Mapped[str | None] = mapped_column(_SHA256)
+    draft_model: Mapped[str | None] = mapped_column(String(512), comment="guesses tokens for the model; as written")
+    draft_digest: Mapped[str | None] = mapped_column(_SHA256)
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
     priority: Mapped[int] = mapped_column(default=0)
     passed_over: Mapped[int] = mapped_column(default=0, comment="claims that went to a younger job; bounds starvation")
@@ -352,6 +354,26 @@ class Metric(Base):
     at: Mapped[datetime]
 
     __table_args__ = (Index(None, "job_id", "name"), Index(None, "shard_id"))
+
+
+class VerdictRow(Base):
+    """What checks of an acceleration found in one attempt at a shard; what was found often is one row."""
+
+    __tablename__ = "verdicts"
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id"))
+    token: Mapped[int] = mapped_column(comment="lease token of the attempt")
+    worker_id: Mapped[str | None] = mapped_column(_ID)
+    mechanism: Mapped[str] = mapped_column(String(32))
+    outcome: Mapped[str] = mapped_column(String(16), comment="held, declined or violated")
+    code: Mapped[str] = mapped_column(String(64))
+    reason: Mapped[str] = mapped_column(Text, comment="of the last time")
+    count: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "job_id", "id"), Index(None, "shard_id"))
 
 
 class StoreIdentity(Base):

@@ -27,6 +27,7 @@ from pipeline.db.repository.repairs import RepairRepository
 from pipeline.db.repository.retention import RetentionRepository
 from pipeline.db.repository.shards import ShardRepository
 from pipeline.db.repository.vectors import VectorRepository
+from pipeline.db.repository.verdicts import VerdictRepository
 from pipeline.db.repository.workers import WorkerRepository
 from pipeline.errors import AlreadyExists, ConfigError, DatabaseUnavailable
 from pipeline.private import make_private_folder
@@ -65,6 +66,7 @@ class UnitOfWork:
         self.indexes = IndexRepository(session)
         self.workers = WorkerRepository(session)
         self.metrics = MetricRepository(session)
+        self.verdicts = VerdictRepository(session)
         self.repairs = RepairRepository(session)
         self.retention = RetentionRepository(session)
 

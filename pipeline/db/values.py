@@ -33,6 +33,8 @@ class JobView:
     endpoint: str | None
     model: str | None
     model_digest: str | None
+    draft_model: str | None
+    draft_digest: str | None
     idempotency_key: str | None
     priority: int
     paused: bool
@@ -306,6 +308,8 @@ class Candidate:
     kind: str
     model: str | None
     model_digest: str | None
+    draft_model: str | None
+    draft_digest: str | None
     priority: int
     passed_over: int
     created_at: datetime
@@ -349,3 +353,15 @@ class Measurement:
     unit: str
     shard_id: int | None = None
     worker_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictView:
+    """What checks of an acceleration found in a job: ``count`` times, in ``shards`` shards; ``reason`` is the last."""
+
+    mechanism: str
+    outcome: str
+    code: str
+    reason: str
+    count: int
+    shards: int

@@ -79,6 +79,29 @@ VIEWS: dict[str, str] = {
         JOIN shards ON shards.id = failed_attempts.shard_id
         LEFT JOIN workers ON workers.id = failed_attempts.worker_id
     """,
+    "job_verdicts": """
+        SELECT
+            totals.job_id,
+            totals.mechanism,
+            totals.outcome,
+            totals.code,
+            totals.count,
+            totals.shards,
+            verdicts.reason,
+            verdicts.worker_id AS last_worker_id,
+            verdicts.at AS last_at
+        FROM (
+            SELECT
+                job_id,
+                mechanism,
+                outcome,
+                code,
+                CAST(SUM(count) AS BIGINT) AS count,
+                COUNT(DISTINCT shard_id) AS shards,
+                MAX(id) AS last_id
+            FROM verdicts GROUP BY job_id, mechanism, outcome, code
+        ) AS totals JOIN verdicts ON verdicts.id = totals.last_id
+    """,
     "worker_status": """
         SELECT
             workers.id AS worker_id,

@@ -4,7 +4,7 @@ A frame is ``>II`` (length of the JSON, length of the blob), the JSON, the blob.
 
 Parent to child: ``load`` (an EngineRequest), ``run`` (items, options, done), ``cancel``, ``stats``, ``shutdown``.
 Child to parent: ``hello`` (pid, versions), ``loaded`` (an EngineInfo), ``answer``, ``progress``, ``boundary``,
-``started``, ``done`` (RunStats), ``failed`` (class job | transient, code, message, hint), ``stats``.
+``started``, ``done`` (RunStats), ``failed`` (class job | transient, code, message, hint, verdicts), ``stats``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pipeline.checkpoints.digest import digest as digest_checkpoint
 from pipeline.checkpoints.resolve import resolve
 from pipeline.db.repository.claims import LOOK_JOBS, STARVATION_BOUND, ModelKey
 from pipeline.db.session import UnitOfWork
-from pipeline.db.values import Candidate, ShardLease
+from pipeline.db.values import Candidate, JobView, ShardLease
 from pipeline.errors import JobError
 from pipeline.failpoints import fail_point
 from pipeline.jobs.deployment import Deployment
@@ -22,6 +22,11 @@ COUNT_STEP = 4
 
 #: Models of jobs, here or not, that are remembered between claims; each is looked for again at every claim.
 MODELS_KEPT = 1_000
+
+
+def key_of(job: Candidate | JobView) -> ModelKey:
+    """What a host must hold for the job."""
+    return job.model, job.model_digest, job.draft_model, job.draft_digest
 
 
 class Claimer:
@@ -58,7 +63,7 @@ class Claimer:
                     only=self._only_job,
                     limit=limit,
                 )
-                met = {(one.model, one.model_digest) for one in found} - models.keys()
+                met = {key_of(one) for one in found} - models.keys()
                 lease = None if met else self._take(uow, found, loaded)
             self._models = frozenset(models) if len(models) <= MODELS_KEPT else frozenset()
             if lease is not None:
@@ -99,8 +104,14 @@ class Claimer:
             number = 0
         self._passed_over = oldest.job_id, number
 
-    def holds(self, name: str | None, digest: str | None) -> bool:
-        """Whether the model that a job pinned is on this host, now. Jobs that pin none are taken by name."""
+    def holds(self, name: str | None, digest: str | None, draft: str | None = None, pin: str | None = None) -> bool:
+        """Whether the model that a job pinned is on this host, now, and the one that guesses for it.
+
+        Jobs that pin none are taken by name.
+        """
+        return self._holds(name, digest) and self._holds(draft, pin)
+
+    def _holds(self, name: str | None, digest: str | None) -> bool:
         if name is None:
             return True
         settings = self._settings

@@ -102,7 +102,7 @@ class EngineDriver:
         engine = {"kind": info.kind, "numeric_platform": info.numeric_platform, **info.details}
         with self._deployment.database.write() as uow:
             uow.shards.renew(self._lease)  # nothing is written for a shard that is another's by now
-            uow.jobs.note_engine(self._lease.shard.job_id, engine)
+            uow.jobs.note_engine(self._lease.shard.job_id, engine | work.marks)
             if info.model_digest is not None:
                 uow.workers.remember_model(
                     info.model_digest,

@@ -65,6 +65,7 @@ class Endings:
         lease, job_id = self._lease, self._lease.shard.job_id
         with self._deployment.database.write() as uow:
             uow.metrics.add(job_id, measures.rows())
+            uow.verdicts.add(lease, measures.verdicts)
             if complete:
                 uow.shards.complete(lease)
             elif ending:
@@ -181,5 +182,7 @@ class Endings:
         code = error.code if isinstance(error, PipelineError) else "internal_error"
         with self._deployment.database.write() as uow:
             uow.shards.cancel(self._lease)
+            if isinstance(error, JobError):
+                uow.verdicts.add(self._lease, error.verdicts)
             uow.jobs.request_outcome(job_id, Outcome.FAILED, code=code, message=str(error))
         settle(self._deployment, job_id)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pipeline.db.repository.base import utc_now
 from pipeline.db.values import JobView, Measurement, ShardLease
-from pipeline.ports import Answer, EngineInfo, RunStats
+from pipeline.ports import Answer, EngineInfo, RunStats, Verdict
 
 
 class ShardMeasures:
@@ -24,6 +25,7 @@ class ShardMeasures:
         self._samples: defaultdict[str, list[float]] = defaultdict(list)
         self._answers = 0
         self._counts: Counter[str] = Counter()
+        self.verdicts: list[Verdict] = []
 
     def waited(self, job: JobView) -> None:
         """The first claim of a job ends its wait in the queue (wall clock, for people)."""
@@ -42,7 +44,7 @@ class ShardMeasures:
             self._samples[name].append(value)
 
     def ran(self, stats: RunStats) -> None:
-        """The child is done: tokens, time inside engine calls, memory, whatever it counted."""
+        """The child is done: tokens, time inside engine calls, memory, whatever it counted and checked."""
         busy_s = sum(end - start for start, end in stats.busy)
         tokens = stats.output_tokens or stats.prompt_tokens
         self._values += [
@@ -54,8 +56,9 @@ class ShardMeasures:
         if busy_s > 0:
             self._values.append(("tokens_per_s", tokens / busy_s, "tokens/s"))
             self._values.append(("items_per_s", self._answers / busy_s, "items/s"))
-        self._values += [(name, float(number), "count") for name, number in stats.counters.items()]
-        self._values += [(name, value, "s") for name, value in stats.measures.items()]
+        self._values += [(name, float(number), _unit_of(name)) for name, number in stats.counters.items()]
+        self._values += [(_metric_name(name), value, "s") for name, value in stats.measures.items()]
+        self.verdicts += stats.verdicts
 
     def count(self, name: str) -> None:
         """One more of something that this attempt did beside the ordinary."""
@@ -74,8 +77,18 @@ class ShardMeasures:
             ("parent_cpu_s", time.thread_time() - self._cpu, "s"),
         ]
         for name, samples in sorted(self._samples.items()):
-            values += [(f"{name}_p50", percentile(samples, 0.50), "s"), (f"{name}_p95", percentile(samples, 0.95), "s")]
+            values += [(_metric_name(f"{name}_p{share}"), percentile(samples, share / 100), "s") for share in (50, 95)]
         return [Measurement(name, float(value), unit, self._shard_id, self._owner) for name, value, unit in values]
+
+
+def _metric_name(name: str) -> str:
+    """Units stand last: ``ttft_s_p95`` of an engine is ``ttft_p95_s`` in ``metrics``."""
+    return re.sub(r"_s_(p\d+)$", r"_\1_s", name)
+
+
+def _unit_of(counter: str) -> str:
+    """A counter of bytes is a level that was reached, and of several the highest counts."""
+    return "bytes" if counter.endswith("_bytes") else "count"
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -28,9 +28,10 @@ from pipeline.errors import (
 )
 from pipeline.formats.items import parse_item
 from pipeline.jobs.deployment import Deployment
+from pipeline.jobs.kinds import drafter_of
 from pipeline.jobs.status import find_job
-from pipeline.jobs.submit import check_model, content_digest, new_job_id
-from pipeline.specs import IndexSpec, JobSpec, parse_spec
+from pipeline.jobs.submit import check_model, content_digest, new_job_id, pin_drafter
+from pipeline.specs import GenerateSpec, IndexSpec, JobSpec, parse_spec
 from pipeline.store import layout
 from pipeline.store.artifacts import Artifact, ArtifactStore, HashingWriter
 
@@ -148,6 +149,7 @@ def _insert(
     key: str | None,
 ) -> None:
     """The child's row, while the rows it needs are held; raises AlreadyExists, NotFound."""
+    drafter = drafter_of(spec)
     needed = {parent.id, *(spec.sources if isinstance(spec, IndexSpec) else ())}
     with deployment.database.write() as uow:
         for needed_id in sorted(needed):
@@ -161,6 +163,8 @@ def _insert(
             endpoint=parent.endpoint,
             model=parent.model,
             model_digest=None if isinstance(spec, IndexSpec) else spec.model.digest,
+            draft_model=drafter.name if drafter else None,
+            draft_digest=drafter.digest if drafter else None,
             priority=parent.priority,
             idempotency_key=key,
             input_uri=artifact.uri,
@@ -181,21 +185,29 @@ def _spec_of(deployment: Deployment, parent: JobView, options: RetryOptions) -> 
         return spec
     if options.repin:
         digest = check_model(deployment, spec.model.name, spec.endpoint)
-        return spec.model_copy(update={"model": spec.model.model_copy(update={"digest": digest})})
-    if parent.model_digest is None:
-        return spec
+        repinned = spec.model_copy(update={"model": spec.model.model_copy(update={"digest": digest})})
+        return pin_drafter(deployment, repinned) if isinstance(repinned, GenerateSpec) else repinned
+    _check_pinned(deployment, parent, spec.model.name, parent.model_digest)
+    if parent.draft_model is not None:
+        _check_pinned(deployment, parent, parent.draft_model, parent.draft_digest)
+    return spec
+
+
+def _check_pinned(deployment: Deployment, parent: JobView, name: str, digest: str | None) -> None:
+    """Raises ModelChanged where a model of that name is here, and is another than the parent pinned."""
+    if digest is None:
+        return
     try:
-        path = resolve(spec.model.name, deployment.settings, download=False)
+        path = resolve(name, deployment.settings, download=False)
     except ModelNotFound:
-        return spec
+        return
     found = digest_checkpoint(path, deployment.settings)
-    if found != parent.model_digest:
+    if found != digest:
         raise ModelChanged(
-            f"{spec.model.name} has the digest {found[:12]} here, {parent.id} pinned {parent.model_digest[:12]}",
+            f"{name} has the digest {found[:12]} here, {parent.id} pinned {digest[:12]}",
             hint="put the model back, or retry on a host that has it; --repin takes it as it is here now, "
             "and its answers may differ from the parent's",
         )
-    return spec
 
 
 # --- the items ---

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.db.states import JobStatus, Outcome
-from pipeline.db.values import HeldUp, JobView, Measurement, WorkerView
+from pipeline.db.values import HeldUp, JobView, Measurement, VerdictView, WorkerView
 from pipeline.errors import Conflict, ExitCode, NotFound
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.owners import is_here, runs
+from pipeline.specs import GenerateSpec, parse_spec
+from pipeline.specs.contract import NOT_SEED_STABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,17 @@ class RetryView:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """A job with all that belongs to it at one moment."""
+    """A job with all that belongs to it at one moment.
+
+    ``verdicts`` are what checks of accelerations found; ``promise`` is said where answers depend on more than seeds.
+    """
 
     job: JobView
     result: str
     error_codes: tuple[tuple[str, int], ...]
     metrics: tuple[Measurement, ...]
+    verdicts: tuple[VerdictView, ...]
+    promise: str | None
     attempts: int
     failed_attempts: tuple[tuple[str, int], ...]
     waiting: tuple[HeldUp, ...]
@@ -63,6 +70,7 @@ def report_job(deployment: Deployment, job_id: str) -> JobReport:
     with deployment.database.read() as uow:
         codes = tuple(uow.jobs.error_counts(job.id))
         metrics = tuple(uow.metrics.of_job(job.id))
+        verdicts = tuple(uow.verdicts.of_job(job.id))
         attempts, deaths = uow.shards.attempts_of(job.id)
         failed = tuple(uow.attempts.counts(job.id))
         waiting = () if job.status.is_terminal else (*_held_up(job), *uow.attempts.held_up(job.id))
@@ -75,6 +83,8 @@ def report_job(deployment: Deployment, job_id: str) -> JobReport:
         result=describe_result(job),
         error_codes=codes,
         metrics=metrics,
+        verdicts=verdicts,
+        promise=_promise_of(job),
         attempts=attempts,
         failed_attempts=failed,
         waiting=waiting,
@@ -89,6 +99,12 @@ def _held_up(job: JobView) -> Iterator[HeldUp]:
     """Trouble of the planner or the finalizer; what a failed job says there is why it failed."""
     if job.outcome is not Outcome.FAILED and job.error_code is not None:
         yield HeldUp(job.error_code, f"{job.error_code}: {job.error_message}", 0, None)
+
+
+def _promise_of(job: JobView) -> str | None:
+    """What the job's answers are, where that is less than the ordinary: the same for the same seed."""
+    spec = parse_spec(job.spec)
+    return NOT_SEED_STABLE if isinstance(spec, GenerateSpec) and not spec.is_seed_stable else None
 
 
 def count_errors(deployment: Deployment, job_id: str) -> Sequence[tuple[str, int]]:

@@ -35,7 +35,10 @@ from pipeline.failpoints import fail_point
 from pipeline.formats.items import Item, dump_item
 from pipeline.jobs.deployment import Deployment
 from pipeline.jobs.intake import IntakeOptions, IntakeReport, intake
-from pipeline.specs import Endpoint, IndexSpec, JobSpec, parse_spec
+from pipeline.jobs.kinds import drafter_of
+from pipeline.specs import Endpoint, GenerateSpec, IndexSpec, JobSpec, parse_spec
+from pipeline.specs.base import refusal
+from pipeline.specs.contract import check_measurable
 from pipeline.store import layout
 from pipeline.store.artifacts import Artifact
 
@@ -86,7 +89,7 @@ def submit_items(
 
     Raises:
         InputInvalid: with the first problems, unless they are to become item errors.
-        SpecError, ModelNotFound, ModelUnsupported, NoChatTemplate.
+        SpecError, CeilingUnmeasurable, ModelNotFound, ModelUnsupported, NoChatTemplate.
     """
     report = intake(source, intake_options, deployment.store, errors_path=errors_path)
     name = intake_options.model or report.model
@@ -96,6 +99,8 @@ def submit_items(
     if options.check_model:
         model["digest"] = check_model(deployment, name, report.endpoint)
     spec = build_spec({**fields, "model": model, "endpoint": report.endpoint})
+    if isinstance(spec, GenerateSpec):
+        spec = pin_drafter(deployment, spec, check=options.check_model)
     return _insert(deployment, spec, options, report.artifact, items=report.items, report=report)
 
 
@@ -131,6 +136,28 @@ def check_model(deployment: Deployment, name: str, endpoint: Endpoint) -> str:
     return digest_checkpoint(path, deployment.settings)
 
 
+def pin_drafter(deployment: Deployment, spec: GenerateSpec, *, check: bool = True) -> GenerateSpec:
+    """The spec with the digest of its drafter as it is here; raises ModelNotFound, ModelUnsupported.
+
+    Whether the two speak the same tokens is seen where both are loaded.
+    """
+    if spec.draft is None or not check:
+        return spec
+    name, settings = spec.draft.model.name, deployment.settings
+    path = resolve(name, settings)
+    drafter = describe(path)
+    if drafter.kind != "generator":
+        raise ModelUnsupported(
+            f"{name} is of kind {drafter.kind} ({drafter.model_type}); a drafter is a generator",
+            hint="--draft takes a smaller model of the same family",
+        )
+    if drafter.is_fake and not describe(resolve(spec.model.name, settings)).is_fake:
+        raise ModelUnsupported(f"{name} is a fake model, which guesses for no real one")
+    may_run_code(name, path, settings)
+    model = spec.draft.model.model_copy(update={"digest": digest_checkpoint(path, settings)})
+    return spec.model_copy(update={"draft": spec.draft.model_copy(update={"model": model})})
+
+
 def check_suits(checkpoint: Checkpoint, name: str, endpoint: Endpoint) -> None:
     """One clear error before any work, instead of one per item; raises ModelUnsupported, NoChatTemplate."""
     if checkpoint.is_fake:
@@ -146,13 +173,17 @@ def check_suits(checkpoint: Checkpoint, name: str, endpoint: Endpoint) -> None:
 
 
 def build_spec(fields: Mapping[str, Any]) -> JobSpec:
-    """Check the spec; raises SpecError naming the field."""
+    """Check the spec; raises SpecError naming the field, CeilingUnmeasurable."""
     try:
-        return parse_spec(dict(fields))
+        spec = parse_spec(dict(fields))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"][1:])
-        raise SpecError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+        text = first["msg"].removeprefix("Value error, ")
+        raise refusal(first["type"])(f"{place}: {text}" if place else text) from None
+    if isinstance(spec, GenerateSpec) and spec.contract is not None:
+        check_measurable(spec.contract)
+    return spec
 
 
 def content_digest(input_sha256: str, spec: JobSpec) -> str:
@@ -177,6 +208,7 @@ def _insert(
     """
     fail_point("submit.after_file")
     model = None if isinstance(spec, IndexSpec) else spec.model
+    drafter = drafter_of(spec)
     job_id = new_job_id()
     digest = content_digest(artifact.sha256, spec)
     try:
@@ -196,6 +228,8 @@ def _insert(
                 endpoint=None if isinstance(spec, IndexSpec) else spec.endpoint,
                 model=model.name if model else None,
                 model_digest=model.digest if model else None,
+                draft_model=drafter.name if drafter else None,
+                draft_digest=drafter.digest if drafter else None,
                 priority=options.priority,
                 idempotency_key=options.idempotency_key,
                 input_uri=artifact.uri,

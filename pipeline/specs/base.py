@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.errors import ContractConflict, SpecError
+
 
 class JobKind(StrEnum):
     """The kinds of job; each has the queue of its name."""
@@ -58,3 +60,8 @@ class BaseSpec(Frozen):
     seed: int = Field(default=0, description="job seed; an item's own seed comes from it and the custom_id")
     shard_tokens: int = Field(default=65_536, gt=0, description="token budget of a shard")
     shard_items: int = Field(default=4_096, gt=0, description="most items in a shard")
+
+
+def refusal(kind: str) -> type[SpecError]:
+    """The error for what pydantic calls ``kind``: a code of ours where a spec's own check raised it."""
+    return ContractConflict if kind == ContractConflict.code else SpecError

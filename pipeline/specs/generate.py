@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from pipeline.errors import ContractConflict
 from pipeline.specs.base import BaseSpec, Endpoint, Frozen, ModelRef
 from pipeline.specs.contract import Contract
 
@@ -56,7 +58,9 @@ class GenerateSpec(BaseSpec):
     endpoint: Literal[Endpoint.CHAT, Endpoint.COMPLETIONS] = Endpoint.CHAT
     sampling: SamplingDefaults = SamplingDefaults()
     width: int = Field(default=16, ge=1, le=256, description="most rows decoded together")
-    accelerate: Literal["auto", "off", "lookup", "draft"] = "auto"
+    accelerate: Literal["auto", "off", "lookup", "draft"] = Field(
+        default="auto", description="who guesses tokens ahead"
+    )
     lookup: LookupOptions = LookupOptions()
     draft: DraftOptions | None = None
     overflow: Literal["error", "truncate_left", "truncate_middle"] = Field(
@@ -72,3 +76,30 @@ class GenerateSpec(BaseSpec):
         if self.accelerate == "draft" and self.draft is None:
             raise ValueError("accelerate: draft needs draft: with a model")
         return self
+
+    @model_validator(mode="after")
+    def _promises_what_it_can_keep(self) -> Self:
+        if not self.is_seed_stable and self.contract is not None and self.contract.correctness == "greedy_identical":
+            raise PydanticCustomError(
+                ContractConflict.code,
+                "draft.acceptance: stochastic keeps the distribution and not the seeded stream: "
+                "contract.correctness must be distribution_preserving or weaker, or acceptance: sampler_match",
+            )
+        return self
+
+    @property
+    def drafter(self) -> DraftOptions | None:
+        """The model that guesses, where the job lets it."""
+        return self.draft if self.accelerate in ("auto", "draft") else None
+
+    @property
+    def is_seed_stable(self) -> bool:
+        """Whether an item's seed alone decides its answer."""
+        return self.drafter is None or self.drafter.acceptance != "stochastic"
+
+    @property
+    def terms(self) -> Contract:
+        """The contract that holds, where the spec has none: the strictest that its options can keep."""
+        if self.contract is not None:
+            return self.contract
+        return Contract(correctness="greedy_identical" if self.is_seed_stable else "distribution_preserving")

@@ -12,13 +12,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import SpecError
+from pipeline.specs.base import refusal
+from pipeline.specs.contract import Contract
 from pipeline.specs.generate import GenerateSpec
+
+M = TypeVar("M", bound=BaseModel)
 
 #: Top-level keys that belong to one command each and not to the job; given on as they are.
 SECTIONS = ("bench",)
@@ -46,9 +50,15 @@ def load_spec_file(path: Path) -> SpecFile:
         raise SpecError(
             f"kind must be generate, not {kind!r}: other jobs have no spec file", place=_place(path, lines, ("kind",))
         )
-    spec = _check(_with_model_names(data), path, lines)
+    spec = _check(GenerateSpec, _with_model_names(data), path, lines, extra=("input", *SECTIONS))
     source = None if given is None else (path.absolute().parent / Path(given).expanduser())
     return SpecFile(path, spec, source, sections)
+
+
+def load_contract_file(path: Path) -> Contract:
+    """Read and check a contract that is a file of its own. Raises SpecError with file, line and key."""
+    data, lines = _read(path)
+    return _check(Contract, data, path, lines)
 
 
 def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:
@@ -64,27 +74,27 @@ def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _check(data: dict[str, Any], path: Path, lines: _Lines) -> GenerateSpec:
+def _check(model: type[M], data: dict[str, Any], path: Path, lines: _Lines, *, extra: Sequence[str] = ()) -> M:
+    """``data`` as ``model``; ``extra`` are keys that were there beside its own."""
     try:
-        return GenerateSpec.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     keys = tuple(str(part) for part in first["loc"])
     name = ".".join(keys)
     if first["type"] == "extra_forbidden":
-        known = [*_fields_at(keys[:-1]), *(("input", *SECTIONS) if len(keys) == 1 else ())]
+        known = [*_fields_at(model, keys[:-1]), *(extra if len(keys) == 1 else ())]
         near = difflib.get_close_matches(keys[-1], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
         raise SpecError(f"unknown key {name}", place=_place(path, lines, keys), hint=hint)
     if first["type"] == "missing":
         raise SpecError(f"{name} is missing", place=_place(path, lines, keys[:-1]))
     text = first["msg"].removeprefix("Value error, ")
-    raise SpecError(f"{name}: {text}" if name else text, place=_place(path, lines, keys))
+    raise refusal(first["type"])(f"{name}: {text}" if name else text, place=_place(path, lines, keys))
 
 
-def _fields_at(keys: Sequence[str]) -> list[str]:
-    """Names of the fields of the model that stands at ``keys`` in the spec."""
-    model: type[BaseModel] = GenerateSpec
+def _fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
+    """Names of the fields of the model that stands at ``keys`` in another."""
     for key in keys:
         annotation = model.model_fields[key].annotation
         choices = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
@@ -111,7 +121,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Lines]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise SpecError("no such file", place=str(path), hint="a spec file is YAML with model: and input:") from None
+        raise SpecError("no such file", place=str(path), hint="it is YAML or JSON") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot be read: {error}", place=str(path)) from None
     lines: dict[tuple[str, ...], int] = {}

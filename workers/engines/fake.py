@@ -12,6 +12,7 @@ import platform
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -35,7 +36,9 @@ from pipeline.ports import (
     WorkItem,
 )
 from pipeline.specs.base import Frozen
+from pipeline.specs.contract import Contract
 from workers.engines.answers import error_answer
+from workers.engines.contract import ContractWatch, Findings
 from workers.engines.rerank_items import rank
 from workers.engines.tally import Tally
 
@@ -52,7 +55,8 @@ class FakeScript(Frozen):
 
     ``errors``, ``crashes``, ``raises`` and ``stalls`` name items by custom_id; a crash may take the parent along.
     ``crashes_together`` ends the process where all of these items are in one batch. With ``once_folder`` each crash and stall happens
-    only the first time, by whichever process comes first: a file in that folder remembers it.
+    only the first time, by whichever process comes first: a file in that folder remembers it. ``mismatches`` are what
+    checks of a generate job's accelerations find in each run, until the contract has switched the mechanism off.
     """
 
     load_s: float = Field(default=0.0, ge=0.0)
@@ -64,6 +68,8 @@ class FakeScript(Frozen):
     crashes_together: frozenset[str] = frozenset()
     raises: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
+    mismatches: tuple[tuple[str, str, str], ...] = Field(default=(), description="mechanism, code, reason")
+    levels: Mapping[str, float] = Field(default_factory=dict, description="what each ceiling's measurement shows")
     once_folder: str | None = None
     journal: str | None = Field(default=None, description="file that gets `pid custom_id` before each item is played")
 
@@ -74,6 +80,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self._script = FakeScript()
         self._kind: FakeKind = "generate"
+        self._findings = Findings()
 
     def load(self, request: EngineRequest) -> EngineInfo:
         """Read the script; ``options["kind"]`` is the kind of job to play. Raises JobError, ModelNotFound."""
@@ -106,6 +113,7 @@ class FakeEngine:
     ) -> RunStats:
         """See :class:`pipeline.ports.Engine`. Items that a script does not name all succeed, if they have a body."""
         tally = Tally("decode")
+        watch = self._check_contract(options)
         ordered = sorted(items, key=lambda item: item.index)
         for start in range(0, len(ordered), self._script.batch_size):
             group = [item for item in ordered[start : start + self._script.batch_size] if item.index not in done]
@@ -116,7 +124,7 @@ class FakeEngine:
                     _die("abort")
             for item in group:
                 if should_stop():
-                    return tally.stats(cancelled=True)
+                    return self._stats(tally, watch, cancelled=True)
                 with tally.call():
                     answer = self._play(item, str(options.get("model_name", "fake")))
                 tally.add_answer(answer)
@@ -125,10 +133,29 @@ class FakeEngine:
                 emit(tally.progress())
             if group:
                 emit(Boundary())
-        return tally.stats()
+        return self._stats(tally, watch)
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _check_contract(self, options: JsonObject) -> ContractWatch | None:
+        """Find what the script says; raises ContractViolated, CeilingExceeded."""
+        if options.get("contract") is None:
+            return None
+        watch = ContractWatch(Contract(**options["contract"]), self._findings)
+        for name, value in self._script.levels.items():
+            watch.ceiling(name, value)
+        for mechanism, code, reason in self._script.mismatches:
+            if watch.allows(mechanism):
+                watch.mismatch(mechanism, code, reason)
+        return watch
+
+    def _stats(self, tally: Tally, watch: ContractWatch | None, *, cancelled: bool = False) -> RunStats:
+        stats = tally.stats(cancelled=cancelled)
+        if watch is None:
+            return stats
+        levels = {f"peak_{name}": int(value) for name, value in self._script.levels.items() if name == "kv_bytes"}
+        return replace(stats, verdicts=watch.verdicts(), counters={**stats.counters, **levels})
 
     def _play(self, item: WorkItem, model_name: str) -> Answer:
         script = self._script

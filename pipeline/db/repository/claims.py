@@ -6,10 +6,11 @@ order of its answer and stops. The statements are made once: building them would
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from sqlalchemy import (
@@ -45,12 +46,12 @@ LOOK_JOBS = 8
 #: No shard waits longer than this before it may be claimed again; see :mod:`pipeline.jobs.endings`.
 LONGEST_WAIT = timedelta(minutes=5)
 
-#: The (name, digest) of a model as a job gives it.
-ModelKey = tuple[str | None, str | None]
+#: What a job needs of a host: (name, digest) of its model as the job gives it, and of the model that guesses for it.
+ModelKey = tuple[str | None, str | None, str | None, str | None]
 
 _COLUMNS = tuple(getattr(Job, "id" if field.name == "job_id" else field.name) for field in fields(Candidate))
 
-#: Stands between name and digest, and for a missing one, where a pair has to be one text.
+#: Stands for a missing name or digest where several have to be one text.
 _SEPARATOR = "\x1f"
 
 
@@ -75,7 +76,7 @@ class ClaimRepository(Repository):
         values = {
             "kinds": list(kinds),
             "owner": owner,
-            "without": [_join(*model) for model in without],
+            "without": [_join(*key) for key in without],
             **claim_times(),
         }
         if loaded:
@@ -99,7 +100,8 @@ class ClaimRepository(Repository):
 @cache
 def look_statement(dialect: str, limit: int, *, warm: bool, narrow: bool) -> CompoundSelect[Any]:
     """Of :meth:`ClaimRepository.candidates`."""
-    model = func.coalesce(Job.model, _SEPARATOR).concat(func.coalesce(Job.model_digest, _SEPARATOR))
+    columns = (Job.model, Job.model_digest, Job.draft_model, Job.draft_digest)
+    model = reduce(operator.add, (func.coalesce(column, _SEPARATOR) for column in columns))
     conditions = [
         *_runs("owner"),
         Job.kind.in_(bindparam("kinds", expanding=True)),
@@ -193,5 +195,5 @@ def _spelled(limit: int) -> ColumnElement[int]:
     return literal_column(str(limit), Integer)
 
 
-def _join(name: str | None, digest: str | None) -> str:
-    return (_SEPARATOR if name is None else name) + (_SEPARATOR if digest is None else digest)
+def _join(*words: str | None) -> str:
+    return "".join(_SEPARATOR if word is None else word for word in words)

@@ -24,6 +24,7 @@ from pipeline.db.models import (
     Shard,
     Vector,
     VectorFile,
+    VerdictRow,
     Worker,
 )
 from pipeline.db.repository.base import Repository, to_value
@@ -166,7 +167,7 @@ class RetentionRepository(Repository):
         return self._session.scalar(select(func.count()).select_from(Worker).where(*_gone(cutoff))) or 0
 
     def delete_gone_workers(self, cutoff: datetime) -> int:
-        """Forget workers that ended before ``cutoff`` and that no measurement, attempt or lease names."""
+        """Forget workers that ended before ``cutoff`` and that no measurement, verdict, attempt or lease names."""
         return self._changed(delete(Worker).where(*_gone(cutoff)))
 
 
@@ -180,7 +181,7 @@ def _rows_of(job_id: str) -> list[tuple[Any, Select[Any]]]:
         (IndexVersion.id, select(IndexVersion.id).where(IndexVersion.job_id == job_id)),
         *(
             (table.id, select(table.id).where(table.job_id == job_id))
-            for table in (Metric, FailedAttempt, ItemErrorRow)
+            for table in (Metric, VerdictRow, FailedAttempt, ItemErrorRow)
         ),
         (Part.id, select(Part.id).where(Part.shard_id.in_(shards))),
         (Shard.id, shards),
@@ -190,6 +191,6 @@ def _rows_of(job_id: str) -> list[tuple[Any, Select[Any]]]:
 
 def _gone(cutoff: datetime) -> tuple[ColumnElement[bool], ...]:
     """Workers that left or died before ``cutoff``, except those that rows which stay tell about."""
-    naming = (Metric.worker_id, FailedAttempt.worker_id, Shard.lease_owner)
+    naming = (Metric.worker_id, VerdictRow.worker_id, FailedAttempt.worker_id, Shard.lease_owner)
     named = [select(column).where(column.is_not(None)) for column in naming]
     return Worker.status.in_(("stopped", "dead")), Worker.seen_at < cutoff, *(Worker.id.not_in(one) for one in named)
