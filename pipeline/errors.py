@@ -101,6 +101,12 @@ class NothingToRetry(Conflict):
     code = "nothing_to_retry"
 
 
+class ArmsDiffer(Conflict):
+    """Arms of the benchmark cannot be compared."""
+
+    code = "arms_differ"
+
+
 class AlreadyExists(Conflict):
     """A row with this key exists already."""
 

@@ -49,6 +49,7 @@ class Answer:
     """One item's end: a response body, or an error. Exactly one per item and attempt.
 
     ``vectors`` holds little-endian float32, ``len(rows)`` rows of ``dimension``; empty for kinds without vectors.
+    ``tokens`` are each choice's answer tokens, end tokens included; they stay in the engine's own process.
     """
 
     index: int
@@ -59,6 +60,7 @@ class Answer:
     rows: tuple[VectorRow, ...] = ()
     dimension: int = 0
     vectors: bytes = b""
+    tokens: tuple[tuple[int, ...], ...] = ()
 
     @property
     def succeeded(self) -> bool:

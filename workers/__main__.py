@@ -82,6 +82,19 @@ def inspect(settings: Settings) -> None:
     sys.stdout.write(json.dumps(inspect_host(settings)) + "\n")
 
 
+@main.command()
+def bench() -> None:
+    """Run a benchmark: its request as JSON on stdin, its document as JSON on stdout."""
+    import subprocess
+
+    from pipeline.secrecy import without_secrets
+    from workers.blas import blas_environment
+
+    environ = without_secrets(os.environ) | blas_environment()
+    command = [sys.executable, "-m", "workers.engines.benching"]
+    sys.exit(subprocess.run(command, env=environ, check=False).returncode)
+
+
 @main.command("convert-gguf")
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))

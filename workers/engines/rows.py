@@ -77,6 +77,7 @@ class Row:
             body=completion_body(role, model_name, kept, reason, usage),
             usage=usage,
             measures=measures,
+            tokens=(tuple(self.tokens),),
         )
 
 

@@ -1,0 +1,1 @@
+"""Several ways of answering the same requests, measured side by side on one loaded model."""
