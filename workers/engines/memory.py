@@ -16,6 +16,11 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def rss_bytes() -> int:
+    """Resident size now."""
+    return int(psutil.Process().memory_info().rss)
+
+
 def limit_memory(limit_bytes: int) -> None:
     """Make this process err, or end, where it would otherwise take more than ``limit_bytes`` from the host.
 
@@ -35,7 +40,7 @@ def limit_memory(limit_bytes: int) -> None:
 
 def process_stats() -> JsonObject:
     """``rss_bytes`` and ``peak_rss_bytes``; MLX's own memory where MLX is loaded."""
-    stats: JsonObject = {"rss_bytes": psutil.Process().memory_info().rss, "peak_rss_bytes": peak_rss_bytes()}
+    stats: JsonObject = {"rss_bytes": rss_bytes(), "peak_rss_bytes": peak_rss_bytes()}
     if mx := sys.modules.get("mlx.core"):
         stats |= {
             "mlx_active_bytes": mx.get_active_memory(),

@@ -44,7 +44,12 @@ class StopScanner:
         """``stops`` must not be empty, nor any of them."""
         self._stops = stops
         self._longest = max(map(len, stops))
-        self._growing = GrowingText(decode)
+        self._decode = decode
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, with no text."""
+        self._growing = GrowingText(self._decode)
 
     def add(self, token: int) -> bool:
         """Append a token; true once a stop text stands in the text."""

@@ -1,4 +1,4 @@
-"""The sums of one run of an engine that does not generate: tokens, items, counters, time inside engine calls."""
+"""The sums of one run of an engine: tokens, items, counters, time inside engine calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Literal
 
-from pipeline.ports import Answer, Progress, RunStats
+from pipeline.ports import Answer, Progress, RunStats, Verdict
 from workers.engines.memory import peak_rss_bytes
 from workers.engines.trace import BusyTrace
 
@@ -41,7 +41,9 @@ class Tally:
     def progress(self) -> Progress:
         return Progress(tokens=self._tokens, items=self._items, phase=self._phase)
 
-    def stats(self, *, cancelled: bool = False) -> RunStats:
+    def stats(
+        self, *, cancelled: bool = False, measures: dict[str, float] | None = None, verdicts: tuple[Verdict, ...] = ()
+    ) -> RunStats:
         counters = Counter(self._counters)
         return RunStats(
             prompt_tokens=counters.pop("prompt_tokens", 0),
@@ -49,5 +51,7 @@ class Tally:
             busy=self._busy.spans,
             peak_rss_bytes=peak_rss_bytes(),
             counters={name: number for name, number in sorted(counters.items()) if number},
+            measures=measures or {},
+            verdicts=verdicts,
             cancelled=cancelled,
         )

@@ -33,6 +33,7 @@ class Row:
         reason: why it is finished, None while it is not.
         ended: the last token is an end token, which counts but is not text.
         cached_tokens: prompt tokens whose keys and values came from a shared prefix.
+        accepted: tokens that were guessed ahead, by ``guessed_by``.
         admitted_at: when its prompt began to be read; its time to first token counts from here.
     """
 
@@ -50,6 +51,8 @@ class Row:
     reason: FinishReason | None = None
     ended: bool = False
     cached_tokens: int = 0
+    accepted: int = 0
+    guessed_by: str | None = None
     admitted_at: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
@@ -58,6 +61,26 @@ class Row:
     def most_tokens(self) -> int:
         """Most tokens this row can cost."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def so_far(self) -> list[int]:
+        """Prompt and answer."""
+        return [*self.prompt, *self.tokens]
+
+    @property
+    def helped_by(self) -> str | None:
+        """The mechanism that this row owes tokens to; None for one that was read and decoded in full."""
+        if self.accepted:
+            return self.guessed_by
+        return "prefix_cache" if self.cached_tokens else None
+
+    def restart(self) -> None:
+        """Forget the answer."""
+        self.tokens.clear()
+        self.logprobs.clear()
+        self.reason, self.ended, self.accepted, self.guessed_by = None, False, 0, None
+        if self.scanner is not None:
+            self.scanner.restart()
 
     def add(self, token: int, now: float, *, is_end: bool) -> bool:
         """Append a token; true when that finishes the row."""

@@ -1,0 +1,187 @@
+"""One step of the rows that are decoded together: a forward, and each row's next tokens chosen from it.
+
+Whoever guesses ahead gives a row more columns; they are accepted as long as they are what the row would have chosen
+anyway (the sampler's own draw, keyed by position, so the rule is lossless at any temperature). Choices that are too
+close to call are decided by the canonical pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from pipeline.errors import ItemError
+from workers.engines.batching.choosing import choose
+from workers.engines.batching.lanes import Lanes, SingleLane
+from workers.engines.batching.logprobs import note_logprob
+from workers.engines.batching.machine import Machine
+from workers.engines.batching.rows import Row
+from workers.engines.batching.seams import Logits
+from workers.engines.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one row did in a step. ``error`` ends it; ``accepted`` of ``proposed`` guesses were taken."""
+
+    row: Row
+    tokens: tuple[int, ...]
+    proposed: int
+    accepted: int
+    error: ItemError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.row.reason is not None
+
+
+class Decoder:
+    """Rows in lanes; ``rows[i]`` is in lane ``i``."""
+
+    def __init__(self, machine: Machine, lanes: Lanes | SingleLane, tally: Tally) -> None:
+        self._machine = machine
+        self._lanes = lanes
+        self._tally = tally
+        self.rows: list[Row] = []
+        self.forward_s = 0.0
+
+    @property
+    def lanes(self) -> Lanes | SingleLane:
+        return self._lanes
+
+    def join(self, row: Row, source: Any, lane: int) -> None:
+        """A row whose prompt, but for its last token, was read in another one's lane."""
+        self._lanes.adopt(source, lane)
+        self.rows.append(row)
+
+    def leave(self, row: Row) -> None:
+        lane = self.rows.index(row)
+        self._lanes.drop(lane)
+        self.rows[lane] = self.rows[-1]
+        self.rows.pop()
+
+    def step(self, guesses: Mapping[Row, Sequence[int]]) -> list[Advance]:
+        """Every row's next token, and more where its guesses hold. Rows that are over have left."""
+        inputs = [[_last(row), *guesses.get(row, ())] for row in self.rows]
+        with self._tally.call():
+            start = time.monotonic()
+            block, margins = self._forward(inputs)
+            self.forward_s = time.monotonic() - start
+            heads = _Heads(block)
+            advances = [self._take(lane, inputs[lane][1:], heads) for lane in range(len(self.rows))]
+            self._lanes.advance([advance.accepted + 1 for advance in advances])
+            if margins is not None:
+                self._mend(advances, margins)
+        for advance in advances:
+            if advance.is_over:
+                self.leave(advance.row)
+        return advances
+
+    def _forward(self, inputs: list[list[int]]) -> tuple[Logits, np.ndarray[Any, Any] | None]:
+        """(rows, columns, V) float32, and how close routers were, (rows, columns)."""
+        routers = self._machine.routers
+        with routers.listening() as scores:
+            logits = self._lanes.forward(inputs).astype(mx.float32)
+        margins = routers.margins(scores, (logits.shape[0], logits.shape[1]))
+        mx.eval(logits, self._lanes.arrays, *([] if margins is None else [margins]))
+        return np.asarray(logits), None if margins is None else np.array(margins)
+
+    def _take(self, lane: int, guess: Sequence[int], heads: _Heads) -> Advance:
+        """A row's tokens of this step: one, and one more for each guess that holds."""
+        row, accepted = self.rows[lane], 0
+        taken: list[int] = []
+        try:
+            while True:
+                token = self._choose(row, lane, len(taken), heads)
+                taken.append(token)
+                is_over = row.add(token, time.monotonic(), is_end=token in self._machine.end_tokens)
+                if is_over or len(taken) > len(guess) or token != guess[len(taken) - 1]:
+                    return Advance(row, tuple(taken), len(guess), accepted)
+                accepted += 1
+        except FloatingPointError as error:
+            return self._failed(row, taken, guess, ItemError(str(error), code="non_finite_logits"))
+        except ItemError as error:
+            return self._failed(row, taken, guess, error)
+        except Exception as error:  # noqa: BLE001 - a row's rule or scanner may raise anything, and harms that row alone
+            return self._failed(row, taken, guess, ItemError(f"the answer cannot go on: {error}", code="decode_failed"))
+
+    @staticmethod
+    def _failed(row: Row, taken: Sequence[int], guess: Sequence[int], error: ItemError) -> Advance:
+        return Advance(row, tuple(taken), len(guess), 0, error)
+
+    def _choose(self, row: Row, lane: int, column: int, heads: _Heads) -> int:
+        machine, rule = self._machine, row.rule
+        context = len(row.prompt) + len(row.tokens)
+        bound = machine.bounds.bound(context) if machine.is_exact else 0.0
+        if rule is None and row.sampling.is_greedy and row.top_logprobs is None:
+            token, margin = heads.best(lane, column)
+            if margin > bound:
+                return token
+        logits = heads.logits[lane, column]
+        ruled = logits if rule is None else rule.apply(logits, row.tokens)
+        stretch = 1.0 if rule is None else rule.stretch
+        choice = choose(ruled, row.sampling, row.seed, row.choice, len(row.tokens), bound * stretch)
+        self._tally.count("choices")
+        if not choice.settled and machine.is_exact:
+            ruled = self._canonical(row, logits)
+            choice = choose(ruled, row.sampling, row.seed, row.choice, len(row.tokens), 0.0)
+        if row.top_logprobs is not None:
+            note_logprob(row, ruled, choice.token)
+        return choice.token
+
+    def _canonical(self, row: Row, seen: Logits) -> Logits:
+        """The logits that decide, after the row's rule; how far ``seen`` was from them corrects the bounds."""
+        tokens = [*row.prompt, *row.tokens]
+        logits = self._machine.canonical.last(tokens)
+        self._tally.count("canonical_choices")
+        self._tally.count("canonical_tokens", len(tokens))
+        self._machine.bounds.see(len(tokens), deviation(seen, logits))
+        return logits if row.rule is None else row.rule.apply(logits, row.tokens)
+
+    def _mend(self, advances: Sequence[Advance], margins: np.ndarray[Any, Any]) -> None:
+        """Rows in which a router's pick was close go on from keys and values of the canonical pass."""
+        if not self._machine.is_exact or not isinstance(self._lanes, Lanes) or not self._lanes.can_rewind:
+            return
+        for lane, advance in enumerate(advances):
+            read = self._lanes.lengths[lane]
+            bound = self._machine.routers.bounds.bound(read)
+            if advance.is_over or margins[lane, : advance.accepted + 1].min() > bound:
+                continue
+            tokens = [*advance.row.prompt, *advance.row.tokens][:read]
+            self._lanes.replace(lane, self._machine.canonical.read(tokens))
+            self._tally.count("canonical_mends")
+            self._tally.count("canonical_tokens", len(tokens))
+
+
+class _Heads:
+    """Best token and its lead of every row and column, found when the first greedy row asks."""
+
+    def __init__(self, logits: Logits) -> None:
+        self.logits = logits
+        self._best: np.ndarray[Any, Any] | None = None
+        self._margins: np.ndarray[Any, Any] | None = None
+
+    def best(self, lane: int, column: int) -> tuple[int, float]:
+        """(token, lead over the second best)."""
+        if self._best is None or self._margins is None:
+            self._best = self.logits.argmax(axis=-1)
+            at = self._best[..., None]
+            top = np.take_along_axis(self.logits, at, axis=-1)[..., 0]
+            rest = self.logits.copy()
+            np.put_along_axis(rest, at, -np.inf, axis=-1)
+            self._margins = top - rest.max(axis=-1)
+        return int(self._best[lane, column]), float(self._margins[lane, column])
+
+
+def deviation(one: Logits, other: Logits) -> float:
+    """Largest difference of two vectors of logits."""
+    return float(np.abs(one - other).max())
+
+
+def _last(row: Row) -> int:
+    return row.tokens[-1] if row.tokens else row.prompt[-1]

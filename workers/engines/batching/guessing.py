@@ -1,0 +1,132 @@
+"""Between the scheduler and those who guess ahead: whom to ask, how many columns a step gets, who learns what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from workers.engines.batching.decoding import Advance
+from workers.engines.batching.governor import Decision, Governor, Observation, Situation
+from workers.engines.batching.lookup import PromptLookup
+from workers.engines.batching.rows import Row
+from workers.engines.batching.seams import Proposer
+from workers.engines.batching.speculation import SpeculationStats
+
+
+class Guesser:
+    """Asks one of its proposers before each step.
+
+    Args:
+        proposers: who may guess, each with the most tokens it may guess for a row.
+        governor: decides by measured costs; without one the first proposer is always asked.
+    """
+
+    def __init__(self, proposers: Sequence[tuple[Proposer, int]], governor: Governor | None) -> None:
+        self._proposers = {proposer.name: proposer for proposer, _ in proposers}
+        self._most = {proposer.name: most for proposer, most in proposers}
+        self._governor = governor
+        self._stats = {name: SpeculationStats() for name in self._proposers}
+        self._numbers: dict[Row, int] = {}
+        self._next = 0
+        self._asked = "plain"
+        self._propose_s = 0.0
+
+    @property
+    def most_columns(self) -> int:
+        """Most columns of a step."""
+        return 1 + max(self._most.values())
+
+    def begin(self, row: Row) -> None:
+        """The row's prompt was read; what it said before stays said."""
+        number = self._numbers[row] = self._next
+        self._next += 1
+        for proposer in self._proposers.values():
+            proposer.begin(number, row.so_far)
+
+    def end(self, row: Row) -> None:
+        """The row is finished or gone."""
+        number = self._numbers.pop(row)
+        for proposer in self._proposers.values():
+            proposer.end(number)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Only these may guess from now on."""
+        self._proposers = {name: proposer for name, proposer in self._proposers.items() if name in names}
+
+    def guess(self, rows: Sequence[Row]) -> Mapping[Row, Sequence[int]]:
+        """Guesses of the rows that have some, for the next step."""
+        self._asked, self._propose_s = "plain", 0.0
+        if not self._proposers:
+            return {}
+        decision = self._decide(rows)
+        if decision.mechanism == "plain":
+            return {}
+        start = time.monotonic()
+        limits = self._limits(rows, decision.columns - 1)
+        found = self._proposers[decision.mechanism].propose(limits)
+        self._propose_s = time.monotonic() - start
+        guesses = {row: tokens for row in rows if (tokens := found.get(self._numbers[row]))}
+        self._asked = decision.mechanism if guesses else "plain"
+        return guesses
+
+    def learn(self, advances: Sequence[Advance], context: int, forward_s: float) -> None:
+        """What became of the last step; ``context`` is of its longest row."""
+        for advance in advances:
+            self._tell(advance)
+        outcomes = [(advance.proposed, advance.accepted) for advance in advances if advance.proposed]
+        if self._governor is not None:
+            columns = 1 + max((guessed for guessed, _ in outcomes), default=0)
+            self._governor.record(
+                Observation(
+                    self._asked,  # type: ignore[arg-type]
+                    len(advances),
+                    columns,
+                    context,
+                    forward_s,
+                    self._propose_s,
+                    outcomes,
+                )
+            )
+
+    def counters(self) -> dict[str, int]:
+        """What guessing came to, by proposer."""
+        counts: dict[str, int] = {}
+        for name, stats in self._stats.items():
+            counts |= stats.as_counters(name)
+        return counts
+
+    def _tell(self, advance: Advance) -> None:
+        row, number = advance.row, self._numbers[advance.row]
+        if advance.proposed:
+            row.guessed_by = self._asked
+            row.accepted += advance.accepted
+            self._stats[self._asked].add(max(len(advance.tokens), advance.accepted), advance.proposed, advance.accepted)
+        if advance.is_over:
+            self.end(row)
+            return
+        for name, proposer in self._proposers.items():
+            is_its = name == self._asked
+            proposer.advance(
+                number,
+                advance.tokens,
+                proposed=advance.proposed if is_its else 0,
+                accepted=advance.accepted if is_its else 0,
+            )
+
+    def _decide(self, rows: Sequence[Row]) -> Decision:
+        if self._governor is None:
+            name = next(iter(self._proposers))
+            return Decision(name, 1 + self._most[name])  # type: ignore[arg-type]
+        lookup, drafter = self._proposers.get("lookup"), self._proposers.get("draft")
+        outlook: list[tuple[float, ...]] = []
+        if isinstance(lookup, PromptLookup):
+            outlook = list(lookup.outlook(self._limits(rows, self._most["lookup"])).values())
+        left = max(row.max_tokens - len(row.tokens) - 1 for row in rows)
+        context = max(len(row.prompt) + len(row.tokens) for row in rows)
+        draft_limit = 0 if drafter is None else max(0, min(self._most["draft"], left))
+        return self._governor.decide(Situation(len(rows), context, outlook, draft_limit))
+
+    def _limits(self, rows: Sequence[Row], most: int) -> dict[int, int]:
+        """No row is asked for more than it may still say after the next token."""
+        limits = {self._numbers[row]: min(most, row.max_tokens - len(row.tokens) - 1) for row in rows}
+        return {number: limit for number, limit in limits.items() if limit > 0}

@@ -1,0 +1,74 @@
+"""From a loaded model to a machine: probed, its bounds set, its memory measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import psutil
+
+from pipeline.errors import ModelUnsupported
+from workers.engines.batching.budget import LaneCost, MemoryBudget
+from workers.engines.batching.canonical import CHUNK_TOKENS, Bounds, CanonicalPass, one_row
+from workers.engines.batching.lanes import Lanes
+from workers.engines.batching.machine import Machine
+from workers.engines.batching.prefixes import PrefixStore
+from workers.engines.batching.routers import RouterWatch
+from workers.engines.batching.scheduler import PREFILL_TOKENS
+from workers.engines.loading import LanguageModel
+from workers.engines.memory import rss_bytes
+from workers.engines.batching.probing import PROBE_TEXTS, ProbeResult, probe_decoding
+
+#: Of the host's memory, what one child may hold where nobody sets a ceiling.
+HOST_SHARE = 0.75
+
+#: Shared prefixes may take this share of the ceiling, and no more than so many bytes.
+PREFIX_SHARE, PREFIX_BYTES = 0.1, 2 << 30
+
+#: Where more than this share of choices is too close to call, canonical passes would cost more than batches save.
+CLOSE_SHARE = 0.02
+
+#: What MLX may keep of freed memory.
+CACHE_BYTES = 256 << 20
+
+
+def build_machine(loaded: LanguageModel, ceiling_bytes: int | None) -> tuple[Machine, ProbeResult]:
+    """Probe a model and measure what its rows take; raises ModelUnsupported when it cannot even decode one row."""
+    model, config = loaded.model, loaded.config
+    limit = min(ceiling_bytes or int(psutil.virtual_memory().total * HOST_SHARE), psutil.virtual_memory().total)
+    bounds, routers = Bounds(loaded.dtype), RouterWatch(model, config, Bounds(loaded.dtype))
+    texts = [loaded.tokenizer.encode(text) for text in PROBE_TEXTS]
+    mx.set_cache_limit(min(CACHE_BYTES, limit // 16))
+    try:
+        probe = probe_decoding(model, [text for text in texts if text], loaded.dtype, bounds, routers)
+        cost, forward_bytes = _measure(model)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelUnsupported(f"this model cannot be decoded: {error}") from error
+    mx.clear_cache()
+    heads = next((config[key] for key in ("num_attention_heads", "n_head") if isinstance(config.get(key), int)), 32)
+    machine = Machine(
+        model=model,
+        dtype=loaded.dtype,
+        end_tokens=frozenset(loaded.tokenizer.eos_token_ids),
+        canonical=CanonicalPass(model),
+        bounds=bounds,
+        routers=routers,
+        prefixes=PrefixStore(min(PREFIX_BYTES, int(limit * PREFIX_SHARE))),
+        budget=MemoryBudget(limit, rss_bytes(), cost, forward_bytes, heads * PREFILL_TOKENS * 8),
+        is_exact=probe.close_share <= CLOSE_SHARE and (routers.is_watching or not routers.is_needed),
+        width_limit=None if probe.passed else 1,
+    )
+    return machine, probe
+
+
+def _measure(model: Any) -> tuple[LaneCost, int]:
+    """What lanes take, and what the largest forward takes beside them: that of a chunk, in proportion to its tokens."""
+    lanes = one_row(model)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    logits = lanes.forward([[0] * CHUNK_TOKENS])
+    mx.eval(logits, lanes.arrays)
+    lanes.advance([CHUNK_TOKENS])
+    taken = max(0, mx.get_peak_memory() - before - lanes.nbytes)
+    cost = lanes.cost if isinstance(lanes, Lanes) else LaneCost(per_token=lanes.nbytes // CHUNK_TOKENS)
+    return cost, taken * PREFILL_TOKENS // CHUNK_TOKENS
