@@ -35,4 +35,6 @@ def normalise_body(endpoint: Endpoint, body: JsonObject, *, hint: str = "") -> J
     if limit is not None and checked.get("max_tokens", limit) != limit:
         message = "max_tokens and max_completion_tokens say two different things"
         raise LineRefused("conflicting_fields", message, "max_completion_tokens")
+    if "top_logprobs" in checked and not checked.get("logprobs"):
+        raise LineRefused("conflicting_fields", "top_logprobs needs logprobs: true", "top_logprobs")
     return checked

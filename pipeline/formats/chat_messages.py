@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.formats.problems import LineRefused, show_value
 from pipeline.formats.requests import unknown_parameter
+from pipeline.formats.tools import check_tool_calls
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -69,7 +70,7 @@ def _check_message(message: Any, param: str) -> dict[str, Any]:
         if type(value) is not kind:
             wrong = f"{param}.{key} must be {wanted}, not {show_value(value)}"
             raise LineRefused("invalid_type", wrong, f"{param}.{key}")
-        checked[key] = value
+        checked[key] = check_tool_calls(value, f"{param}.{key}") if key == "tool_calls" else value
     checked["content"] = _check_content(message.get("content"), f"{param}.content", checked)
     return checked
 

@@ -12,6 +12,7 @@ from pipeline.formats.problems import LineRefused
 from pipeline.specs.base import Endpoint
 
 USER = {"role": "user", "content": "hello"}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 MINIMAL: dict[Endpoint, dict[str, Any]] = {
     Endpoint.CHAT: {"messages": [USER]},
     Endpoint.COMPLETIONS: {"prompt": "hello"},
@@ -55,6 +56,11 @@ def refusal(endpoint: Endpoint, body: dict[str, Any]) -> LineRefused:
         ({"stream": "false"}, "invalid_type"),
         ({"user": 7}, "invalid_type"),
         ({"frequency_penalty": 3}, "invalid_value"),
+        ({"repetition_penalty": 0}, "invalid_value"),
+        ({"repetition_penalty": 2.1}, "invalid_value"),
+        ({"logit_bias": [1]}, "invalid_type"),
+        ({"logit_bias": {"one": 1}}, "invalid_value"),
+        ({"logit_bias": {"-1": 1}}, "invalid_value"),
         ({"max_token": 5}, "unknown_parameter"),
         ({"temprature": 0}, "unknown_parameter"),
     ],
@@ -86,11 +92,51 @@ def test_sampling_parameter_is_refused(endpoint: Endpoint, parameters: dict[str,
         # What no engine here honours is known all the same: the item errs at run time.
         {"tools": [], "tool_choice": "auto", "logprobs": True, "top_logprobs": 3, "n": 2},
         {"response_format": {"type": "json_object"}, "logit_bias": {"1": -100}, "presence_penalty": -2},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}}},
+        {"tools": [{"type": "web_search"}, TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"repetition_penalty": 2, "parallel_tool_calls": False, "tools": [TOOL], "tool_choice": "required"},
     ],
 )
 def test_known_parameter_passes_as_it_is(parameters: dict[str, Any]) -> None:
     body = MINIMAL[Endpoint.CHAT] | parameters
     assert normalise_body(Endpoint.CHAT, body) == body
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "param"),
+    [
+        ({"logit_bias": {"1": 101}}, "invalid_value", "logit_bias.1"),
+        ({"logit_bias": {"1": None}}, "invalid_type", "logit_bias.1"),
+        ({"top_logprobs": 2}, "conflicting_fields", "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "conflicting_fields", "top_logprobs"),
+        ({"response_format": "json"}, "invalid_type", "response_format"),
+        ({"response_format": {}}, "missing_field", "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "missing_field", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "missing_field",
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": 1}}},
+            "invalid_type",
+            "response_format.json_schema.strict",
+        ),
+        ({"tools": {}}, "invalid_type", "tools"),
+        ({"tools": ["f"]}, "invalid_type", "tools[0]"),
+        ({"tools": [{}]}, "missing_field", "tools[0].type"),
+        ({"tools": [TOOL, {"type": "function"}]}, "missing_field", "tools[1].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "missing_field", "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_value", "tools[0].function.name"),
+        ({"tool_choice": "always"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": 1}, "invalid_type", "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "missing_field", "tool_choice.function"),
+    ],
+)
+def test_structure_of_a_chat_parameter_is_refused(parameters: dict[str, Any], code: str, param: str) -> None:
+    refused = refusal(Endpoint.CHAT, {"messages": [USER]} | parameters)
+    assert (refused.code, refused.param) == (code, param)
 
 
 def test_unknown_parameter_names_the_nearest_known_one() -> None:
@@ -157,6 +203,17 @@ def test_two_limits_that_differ_are_refused() -> None:
         ([{"role": "user", "content": "x", "nam": "y"}], "unknown_parameter", "messages[0].nam"),
         ([{"role": "user", "content": "x", "name": 5}], "invalid_type", "messages[0].name"),
         ([{"role": "assistant", "tool_calls": {}}], "invalid_type", "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "missing_field", "messages[0].tool_calls[0].function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+            "missing_field",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}],
+            "invalid_type",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
     ],
 )
 def test_messages_are_refused(messages: Any, code: str, param: str) -> None:
@@ -177,7 +234,8 @@ def test_text_parts_become_one_string() -> None:
 
 
 def test_an_assistant_may_call_tools_without_saying_anything() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    call = {"role": "assistant", "content": None, "tool_calls": [made]}
     assert normalise_body(Endpoint.CHAT, {"messages": [call]}) == {"messages": [call]}
 
 
