@@ -11,6 +11,7 @@ from pipeline.cli.options import SPEC_FIELDS, request_options
 from pipeline.cli.requests import intake_options, spec_fields
 from pipeline.jobs.submit import build_spec
 from pipeline.specs import EmbedSpec, GenerateSpec, JobKind, RerankSpec
+from pipeline.specs.generate import SamplingDefaults
 
 
 def parse(kind: JobKind, *arguments: str) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def test_nothing_given_is_the_specs_own_default() -> None:
 def test_generate_options_reach_the_spec() -> None:
     words = "--max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --width 4 --shard-tokens 99"
     spec = spec_of(JobKind.GENERATE, "/v1/chat/completions", *words.split(), "--dtype", "float32")
-    assert spec.sampling.model_dump() == {"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
+    assert spec.sampling == SamplingDefaults(max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1)
     assert (spec.seed, spec.width, spec.shard_tokens, spec.model.dtype) == (3, 4, 99, "float32")
 
 

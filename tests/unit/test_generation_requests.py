@@ -9,10 +9,12 @@ import pytest
 from pipeline.errors import ItemError
 from pipeline.ports import JsonObject, WorkItem
 from pipeline.specs.generate import SamplingDefaults
+from workers.engines.penalties import PenaltyOptions
 from workers.engines.requests import GenerationRequest, Role, Sampling, parse_request
 
 DEFAULTS = SamplingDefaults(max_tokens=99, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1)
 HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def parse(body: JsonObject, role: Role = "chat") -> GenerationRequest:
@@ -59,6 +61,56 @@ def test_what_only_a_client_needs_passes() -> None:
     assert chat(user="me", metadata={"a": "b"}, store=True, stream=False, n=1, model="m") == chat()
 
 
+def test_what_changes_nothing_asks_for_nothing() -> None:
+    idle = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "tools": []}
+    assert chat(**idle, logprobs=False, response_format={"type": "text"}, tool_choice="auto") == chat()
+
+
+def test_penalties_and_biases_are_read() -> None:
+    request = chat(repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=2, logit_bias={"7": -100, "1": 0.5})
+    assert request.penalties == PenaltyOptions(1.5, -1.0, 2.0)
+    assert request.logit_bias == {7: -100.0, 1: 0.5}
+
+
+def test_penalties_of_the_job_stand_where_an_item_is_silent() -> None:
+    defaults = SamplingDefaults(repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.25)
+    item = WorkItem(0, "id", {"messages": HELLO, "presence_penalty": 0})
+    assert parse_request(item, "chat", defaults).penalties == PenaltyOptions(1.1, 0.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("role", "parameters", "told"),
+    [
+        ("chat", {}, None),
+        ("chat", {"logprobs": False}, None),
+        ("chat", {"logprobs": True}, 0),
+        ("chat", {"logprobs": True, "top_logprobs": 20}, 20),
+        ("completion", {}, None),
+        ("completion", {"logprobs": 0}, 0),
+        ("completion", {"logprobs": 5}, 5),
+    ],
+)
+def test_logprobs_are_asked_for_in_two_ways(role: Role, parameters: JsonObject, told: int | None) -> None:
+    content = {"messages": HELLO} if role == "chat" else {"prompt": "x"}
+    assert parse({**content, **parameters}, role).top_logprobs == told
+
+
+def test_response_format_says_what_json_is_wanted() -> None:
+    schema = {"type": "object"}
+    assert chat(response_format={"type": "json_object"}).wants_json
+    request = chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
+    assert (request.wants_json, request.schema) == (True, schema)
+
+
+def test_arguments_of_calls_become_objects_and_absent_texts_empty() -> None:
+    made = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    request = parse({"messages": [*HELLO, {"role": "assistant", "tool_calls": [made]}]})
+    assert request.messages is not None
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert request.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert made["function"] == {"name": "f", "arguments": '{"a": 1}'}
+
+
 def test_text_parts_become_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = parse({"messages": [{"role": "user", "content": parts}]})
@@ -72,15 +124,18 @@ def test_completion_takes_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
-        ({"tools": []}, "tools"),
-        ({"logprobs": True}, "logprobs"),
-        ({"frequency_penalty": 0}, "frequency_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"functions": []}, "functions"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"temprature": 1}, "temprature"),
         ({"prompt": "x"}, "prompt"),
         ({"stream": True}, "stream"),
-        ({"n": 2}, "n"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages[0].name"),
+        ({"best_of": 2}, "best_of"),
+        ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(parameters: JsonObject, param: str) -> None:
@@ -101,6 +156,9 @@ def test_what_is_not_honoured_is_refused_by_name(parameters: JsonObject, param: 
         ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value", "stop"),
         ({"stop": ""}, "invalid_value", "stop"),
         ({"messages": []}, "invalid_value", "messages"),
+        ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+        ({"top_logprobs": 2}, "conflicting_fields", "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
     ],
 )
 def test_wrong_values_err_with_intakes_codes(parameters: JsonObject, code: str, param: str) -> None:

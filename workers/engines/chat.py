@@ -3,59 +3,128 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from pipeline.errors import ContextLengthExceeded, InvalidValue
+from pipeline.errors import InvalidValue, UnsupportedParameter
+from pipeline.ports import JsonObject
+from workers.engines.overflow import Overflow, fit_prompt
 from workers.engines.requests import GenerationRequest
+from workers.engines.structured import Grammars, Thought
+from workers.engines.tool_calls import parse_calls
+from workers.engines.turns import Markers, Turn
+from workers.engines.vocabulary import Vocabulary
 
 
 class Dialogue:
     """A model's tokenizer and chat template, with the model's limits."""
 
     def __init__(self, tokenizer: TokenizerWrapper, *, context_length: int | None) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer  # has no types
         self._context_length = context_length
+        self.vocabulary = Vocabulary(tokenizer)
+        self.grammars = Grammars(self.vocabulary)
 
     @property
     def has_template(self) -> bool:
         return bool(self._tokenizer.has_chat_template)
 
     @property
+    def has_thinking(self) -> bool:
+        return bool(self._tokenizer.has_thinking)
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self._tokenizer.has_tool_calling)
+
+    @property
     def end_tokens(self) -> list[int]:
         """Tokens that end an answer."""
         return sorted(self._tokenizer.eos_token_ids)
 
-    def encode(self, request: GenerationRequest) -> list[int]:
-        """Prompt tokens, at least one.
+    def encode(self, request: GenerationRequest, overflow: Overflow = "error") -> list[int]:
+        """Prompt tokens, at least one; what they lost to the context is :meth:`read` less this."""
+        return self.fit(self.read(request), request, overflow)
+
+    def read(self, request: GenerationRequest) -> list[int]:
+        """Prompt tokens, however many, at least one.
 
         Raises:
-            ContextLengthExceeded: prompt and answer together are over the model's context; says both counts.
             InvalidValue: no tokens, or the chat template refuses the messages.
+            UnsupportedParameter: tools, and the model knows none.
         """
+        if request.tools and not self.has_tools:
+            raise UnsupportedParameter("this model's tokenizer knows no tool calls", param="tools")
         if request.messages is not None:
-            tokens = self._encode_messages(request.messages)
+            tokens = self._encode_messages(request.messages, request.tools)
         else:
             tokens = self._encode_text(request.prompt or "")
         if not tokens:
             raise InvalidValue("the prompt has no tokens", param="prompt" if request.messages is None else "messages")
-        if self._context_length is not None and len(tokens) + request.max_tokens > self._context_length:
-            raise ContextLengthExceeded(
-                f"the model's context is {self._context_length} tokens; this item asks for "
-                f"{len(tokens) + request.max_tokens}: {len(tokens)} in the prompt and {request.max_tokens} for the answer",
-                param="max_tokens" if len(tokens) < self._context_length else None,
-            )
         return tokens
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of answer tokens, without the special ones; bytes that make no character become U+FFFD."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def fit(self, prompt: list[int], request: GenerationRequest, overflow: Overflow) -> list[int]:
+        """See :func:`workers.engines.overflow.fit_prompt`."""
+        return fit_prompt(prompt, request.max_tokens, self._context_length, overflow)
 
-    def _encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of answer tokens, without the special ones; bytes that make no character become U+FFFD.
+
+        Raises:
+            ItemError: ``decode_failed``.
+        """
+        return self.vocabulary.decode(tokens, special=False)
+
+    # --- what a chat model marks in its answers ----------------------------------------------------------------------
+
+    @cached_property
+    def _plain_markers(self) -> Markers:
+        return Markers(self._tokenizer, self.vocabulary, tools=False)
+
+    @cached_property
+    def _tool_markers(self) -> Markers:
+        return Markers(self._tokenizer, self.vocabulary, tools=True)
+
+    def turn(self, request: GenerationRequest, prompt: Sequence[int]) -> Turn | None:
+        """What tells an answer's parts apart; None where an answer has one part only."""
+        if request.messages is None or not (self.has_thinking or request.tools):
+            return None
+        return Turn(self._tool_markers if request.tools else self._plain_markers, thinking=self._opens_thought(prompt))
+
+    def thought(self, prompt: Sequence[int]) -> Thought | None:
+        """The reasoning that may come before an answer; None where the model has none."""
+        if not self.has_thinking:
+            return None
+        start, end = self._tokenizer.think_start_tokens, self._tokenizer.think_end_tokens
+        return Thought(tuple(start), tuple(end), is_open=self._opens_thought(prompt))
+
+    def _opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt ends in a reasoning block that has only just begun.
+
+        Nothing but white space may follow the marker: a message that speaks of the marker opens nothing.
+        """
+        if not self.has_thinking:
+            return False
+        place = self._tokenizer.rfind_think_start(list(prompt))
+        behind = place + len(self._tokenizer.think_start_tokens)
+        return place >= 0 and not self.vocabulary.decode(prompt[behind:], special=True).strip()
+
+    def parse_calls(self, text: str, tools: Sequence[JsonObject]) -> list[JsonObject] | None:
+        """See :func:`workers.engines.tool_calls.parse_calls`."""
+        return parse_calls(text, self._tokenizer.tool_parser, tools)
+
+    def mark_call(self, text: str, *, closed: bool) -> str:
+        """``text`` between the tool markers it stood in."""
+        return f"{self._tokenizer.tool_call_start}{text}{self._tokenizer.tool_call_end if closed else ''}"
+
+    # --- texts to tokens ---------------------------------------------------------------------------------------------
+
+    def _encode_messages(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[int]:
+        options = {"tools": list(tools)} if tools else {}
         try:
-            tokenizer: Any = self._tokenizer  # has no types
-            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True))
+            return list(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options))
         except Exception as error:  # a template refuses by raising whatever Jinja raises
             raise InvalidValue(f"the chat template refuses the messages: {error}", param="messages") from error
 

@@ -6,16 +6,18 @@ parameter is refused by name, never ignored; a null asks for nothing. Knows noth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.errors import ItemError, UnsupportedParameter
+from pipeline.errors import InvalidValue, ItemError, UnsupportedParameter
 from pipeline.formats.bodies import normalise_body
 from pipeline.formats.problems import LineRefused
 from pipeline.ports import JsonObject, WorkItem
 from pipeline.specs.base import Endpoint
 from pipeline.specs.generate import SamplingDefaults
+from workers.engines.penalties import PenaltyOptions
 
 Role = Literal["chat", "completion"]
 
@@ -24,10 +26,34 @@ ROLES: Mapping[Endpoint, Role] = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "
 _ENDPOINTS = {role: endpoint for endpoint, role in ROLES.items()}
 _CONTENT: Mapping[Role, str] = {"chat": "messages", "completion": "prompt"}
 _HONOURED = frozenset(
-    {"max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "stream", "n"}
+    {
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stop",
+        "seed",
+        "stream",
+        "n",
+    }
 )
 #: Change nothing in the answer: which model the job says, and what a client notes for itself.
 _PASSED = frozenset({"model", "user", "metadata", "store"})
+
+#: Keys of a message that go to the chat template.
+_MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +72,30 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One checked request. Exactly one of ``messages`` and ``prompt`` is set."""
+    """One checked request. Exactly one of ``messages`` and ``prompt`` is set.
 
-    messages: tuple[dict[str, str], ...] | None
+    Attributes:
+        logit_bias: what is added to the logits of tokens.
+        top_logprobs: how many of the likeliest tokens to tell beside each chosen one; None tells nothing.
+        schema: the JSON schema that the answer follows; with ``wants_json`` and None it is any object.
+        tools: what the model may call, as the chat template takes it; empty where it may call nothing.
+        parallel_tool_calls: an answer may hold several calls; else it ends after the first.
+    """
+
+    messages: tuple[JsonObject, ...] | None
     prompt: str | None
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...]
     seed: int
+    n: int = 1
+    penalties: PenaltyOptions = field(default_factory=PenaltyOptions)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
+    wants_json: bool = False
+    schema: JsonObject | None = None
+    tools: tuple[JsonObject, ...] = ()
+    parallel_tool_calls: bool = True
 
 
 def parse_request(item: WorkItem, role: Role, defaults: SamplingDefaults) -> GenerationRequest:
@@ -76,16 +118,24 @@ def parse_request(item: WorkItem, role: Role, defaults: SamplingDefaults) -> Gen
         raise ItemError(refused.message, code=refused.code, param=refused.param) from refused
     if body.get("stream", False):
         raise UnsupportedParameter("a batch cannot stream", param="stream")
-    if body.get("n", 1) != 1:
-        raise UnsupportedParameter("only one choice per request (n = 1) is supported", param="n")
     stop = body.get("stop", ())
+    values = defaults.model_dump() | body
+    response_format = body.get("response_format", {"type": "text"})
     return GenerationRequest(
         messages=_read_messages(body["messages"]) if role == "chat" else None,
         prompt=body["prompt"] if role == "completion" else None,
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or defaults.max_tokens,
-        sampling=_read_sampling(defaults.model_dump() | body),
+        sampling=_read_sampling(values),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         seed=body.get("seed", item.seed),
+        n=body.get("n", 1),
+        penalties=_read_penalties(values),
+        logit_bias={int(token): float(bias) for token, bias in body.get("logit_bias", {}).items()},
+        top_logprobs=_read_logprobs(body),
+        wants_json=response_format["type"] != "text",
+        schema=response_format["json_schema"]["schema"] if response_format["type"] == "json_schema" else None,
+        tools=_read_tools(body),
+        parallel_tool_calls=body.get("parallel_tool_calls", True),
     )
 
 
@@ -98,9 +148,60 @@ def _read_sampling(values: Mapping[str, Any]) -> Sampling:
     )
 
 
-def _read_messages(messages: list[JsonObject]) -> tuple[dict[str, str], ...]:
-    """Role and text of each; what else intake lets through in a message belongs to tools, names and refusals."""
-    for place, message in enumerate(messages):
-        for name in message.keys() - {"role", "content"}:
-            raise UnsupportedParameter(f"{name} in a message is not supported", param=f"messages[{place}].{name}")
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+def _read_penalties(values: Mapping[str, Any]) -> PenaltyOptions:
+    return PenaltyOptions(
+        repetition=float(values["repetition_penalty"]),
+        presence=float(values["presence_penalty"]),
+        frequency=float(values["frequency_penalty"]),
+    )
+
+
+def _read_logprobs(body: JsonObject) -> int | None:
+    """A chat says true or false and a count beside it, a completion says the count."""
+    wanted = body.get("logprobs", False)
+    if isinstance(wanted, bool):
+        return int(body.get("top_logprobs", 0)) if wanted else None
+    return int(wanted)
+
+
+def _read_tools(body: JsonObject) -> tuple[JsonObject, ...]:
+    """What the template is given. With ``tool_choice: none`` the model is not told of any tool."""
+    choice = body.get("tool_choice", "auto")
+    if choice not in ("none", "auto"):
+        raise UnsupportedParameter("only the tool choices none and auto are supported", param="tool_choice")
+    tools: list[JsonObject] = body.get("tools", [])
+    for place, tool in enumerate(tools):
+        if tool["type"] != "function":
+            raise UnsupportedParameter("only tools of type function are supported", param=f"tools[{place}].type")
+        if tool["function"].get("strict"):
+            message = "strict arguments of a function are not supported"
+            raise UnsupportedParameter(message, param=f"tools[{place}].function.strict")
+    if tools and choice == "auto" and body.get("response_format", {"type": "text"})["type"] != "text":
+        raise UnsupportedParameter("response_format beside tools is not supported", param="response_format")
+    return () if choice == "none" else tuple(tools)
+
+
+def _read_messages(messages: list[JsonObject]) -> tuple[JsonObject, ...]:
+    return tuple(_read_message(message, f"messages[{place}]") for place, message in enumerate(messages))
+
+
+def _read_message(message: JsonObject, param: str) -> JsonObject:
+    """As chat templates take it: a text that is absent is empty, and arguments of calls are objects."""
+    for name in message.keys() - _MESSAGE_KEYS:
+        raise UnsupportedParameter(f"{name} in a message is not supported", param=f"{param}.{name}")
+    read = {**message, "content": message["content"] or ""}
+    if "tool_calls" in message:
+        calls = message["tool_calls"]
+        read["tool_calls"] = [_read_call(call, f"{param}.tool_calls[{place}]") for place, call in enumerate(calls)]
+    return read
+
+
+def _read_call(call: JsonObject, param: str) -> JsonObject:
+    if call.get("type", "function") != "function":
+        raise UnsupportedParameter("only calls of functions are supported", param=f"{param}.type")
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError as error:
+        raise InvalidValue(f"arguments are no JSON: {error}", param=f"{param}.function.arguments") from error
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}

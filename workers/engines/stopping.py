@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 Decode = Callable[[Sequence[int]], str]
 
 #: What a decoder puts where bytes do not make a character yet.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Scanner(Protocol):
+    """Watches one answer for what ends it before its end token."""
+
+    def add(self, token: int) -> bool:
+        """Append a token; true once the answer is over."""
+        ...
 
 
 class GrowingText:
@@ -35,6 +44,10 @@ class GrowingText:
         self._settled = len(self._window)
         self.text += new
         return new
+
+    def rest(self) -> str:
+        """Text of the tokens that make no whole character yet."""
+        return self._decode(self._window)[len(self._decode(self._window[: self._settled])) :]
 
 
 class StopScanner:

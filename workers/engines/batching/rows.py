@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from workers.engines.batching.seams import LogitsRule
 from workers.engines.requests import Sampling
-from workers.engines.stopping import StopScanner
+from workers.engines.stopping import Scanner
 
 FinishReason = Literal["stop", "length"]
 
@@ -44,7 +44,7 @@ class Row:
     sampling: Sampling
     seed: int
     rule: LogitsRule | None = None
-    scanner: StopScanner | None = None
+    scanner: Scanner | None = None
     top_logprobs: int | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
