@@ -222,7 +222,8 @@ class LaneState(ArraysCache):
                 new = mx.zeros_like(old[:1])
             elif old is None and new is not None and rows:
                 old = mx.zeros((rows, *new.shape[1:]), new.dtype)
-            self.cache[place] = new if old is None else mx.concatenate([old, new])
+            parts = [part for part in (old, new) if part is not None]
+            self.cache[place] = mx.concatenate(parts) if parts else None
 
     def keep(self, rows: Sequence[int]) -> None:
         """These rows, in this order."""
