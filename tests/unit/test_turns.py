@@ -110,6 +110,16 @@ def test_stop_texts_count_in_the_content_alone(marked: Pair) -> None:
     assert not reply.rows[0].ended
 
 
+def test_row_that_begins_again_stops_in_the_same_place(marked: Pair) -> None:
+    dialogue, tokenizer = marked
+    reply = ask(dialogue, stop=["stop"], tools=[TOOL], parallel_tool_calls=False)
+    (row,) = reply.rows
+    for text in ("<think>st", "one stop", "<think>stop</think>one stop", CALL, "one stop"):
+        row.restart()
+        say(row, tokenizer.encode(text))
+        assert (row.reason == "stop") == (text != "<think>st")
+
+
 def test_logprobs_cover_reasoning(marked: Pair) -> None:
     _, _, choice = speak(marked, "<think>a</think>b", logprobs=True)
     told = [entry["token"] for entry in choice["logprobs"]["content"]]

@@ -18,6 +18,10 @@ class Scanner(Protocol):
         """Append a token; true once the answer is over."""
         ...
 
+    def restart(self) -> None:
+        """Begin again, with no text."""
+        ...
+
 
 class GrowingText:
     """Decodes token by token, at a cost that does not grow with the text.

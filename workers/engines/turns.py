@@ -85,10 +85,14 @@ class Turn:
     def __init__(self, markers: Markers, *, thinking: bool) -> None:
         """``thinking``: the prompt has opened a reasoning block."""
         self._markers = markers
-        initial = "reasoning" if thinking else markers.initial
-        self._state: Any = markers.machine.make_state(initial)
-        self._growing = GrowingText(markers.decode)
-        self.segments = [Segment(initial, "")]
+        self._initial = "reasoning" if thinking else markers.initial
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, with no text."""
+        self._state: Any = self._markers.machine.make_state(self._initial)
+        self._growing = GrowingText(self._markers.decode)
+        self.segments = [Segment(self._initial, "")]
         self.reasoning_tokens = 0
 
     def add(self, token: int) -> None:
@@ -135,6 +139,11 @@ class TurnScanner:
         self._stops = stops
         self._one_call = one_call
         self._longest = max(map(len, stops), default=0)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, with no text."""
+        self._turn.restart()
         self._seen = 0
 
     def add(self, token: int) -> bool:
