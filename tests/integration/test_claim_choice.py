@@ -39,6 +39,26 @@ def test_jobs_for_a_model_that_is_not_here_do_not_hide_another(house: House, mon
     assert {shard.attempts for job_id in absent for shard in house.shards(job_id)} == {0}
 
 
+def test_a_job_waits_for_a_host_that_holds_its_drafter_too(house: House) -> None:
+    """Gone, another, and as it was pinned: only then is the job claimed."""
+    drafter = house.add_fake_model("drafter", delay_s=0.001)
+    job_id = house.submit(requests(1), draft={"model": {"name": "drafter"}})
+    job = house.job(job_id)
+    assert job.draft_model == "drafter" and job.draft_digest == job.spec["draft"]["model"]["digest"] is not None
+    plan(house.deployment, job_id, owner="planner")
+    shutil.rmtree(drafter)
+    host = ScriptedHost()
+    with running_service(house, host) as service:
+        assert service.serve() == 0
+        house.add_fake_model("drafter", delay_s=0.002)
+        assert service.serve() == 0
+        assert [shard.attempts for shard in house.shards(job_id)] == [0]
+        house.add_fake_model("drafter", delay_s=0.001)
+        assert service.serve() == 1
+        (request,) = host.loaded
+    assert (request.options["draft_path"], request.options["draft_digest"]) == (str(drafter), job.draft_digest)
+
+
 def test_worker_of_one_job_serves_it_and_leaves_the_others(make_house: MakeHouse, database_url: str) -> None:
     house = make_house(database_url=database_url, **SHORT_LEASES)
     planned, unplanned = house.submit(requests(2), options=SubmitOptions(priority=9)), house.submit(requests(2))

@@ -24,6 +24,7 @@ from pipeline.db.values import (
 )
 from pipeline.errors import LeaseLost
 from pipeline.jobs.planner import plan
+from pipeline.ports import Verdict
 from tests.fixtures.house import House
 from tests.fixtures.in_process import claim, renew, requests
 
@@ -39,11 +40,21 @@ VECTORS = NewVectors(
     "d" * 64, {}, 2, True, "jobs/x/vectors/0/1-0.st", "0" * 64, (NewVector(0, "r0", 0, "h" * 64, 1.0, 1, False, 0, 1),)
 )
 
+VERDICT = Verdict("draft", "violated", "tokens_differ", "said the loser")
+
+
+def complete_with_verdicts(uow: UnitOfWork, lease: ShardLease) -> None:
+    """As the end of an attempt writes them: the lease is matched last, and takes what came before it along."""
+    uow.verdicts.add(lease, [VERDICT])
+    uow.shards.complete(lease)
+
+
 SHARD_WRITES: dict[str, Callable[[UnitOfWork, ShardLease], None]] = {
     "renew": lambda uow, lease: uow.shards.renew(lease),
     "suspect": lambda uow, lease: uow.shards.suspect(lease, Suspicion(frozenset({0, 1}))),
     "register": lambda uow, lease: uow.parts.register(lease, PART, FAILURES[:1], VECTORS),
     "complete": lambda uow, lease: uow.shards.complete(lease),
+    "complete_with_verdicts": complete_with_verdicts,
     "cancel": lambda uow, lease: uow.shards.cancel(lease),
     "fail": lambda uow, lease: uow.shards.fail(lease, "said the loser", FAILURES, code="shard_failed"),
     "give_back": lambda uow, lease: uow.shards.give_back(lease, FAILURE, delay_s=60.0),

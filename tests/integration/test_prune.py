@@ -35,7 +35,7 @@ from pipeline.jobs.planner import plan
 from pipeline.jobs.prune import PruneOptions, PruneReport, prune
 from pipeline.jobs.retry import retry
 from pipeline.jobs.submit import submit_index
-from pipeline.ports import WorkItem
+from pipeline.ports import Verdict, WorkItem
 from pipeline.specs import IndexSpec
 from pipeline.store import layout
 from pipeline.store.inventory import FileKind
@@ -124,6 +124,7 @@ def ended(house: House, items: int = 4, kind: str = "generate", measures: int = 
     register(house, lease, list(range(items)))
     with house.deployment.database.write() as uow:
         uow.metrics.add(job_id, [Measurement("x", float(n), "s", lease.shard_id, "one") for n in range(measures)])
+        uow.verdicts.add(lease, [Verdict("draft", "held", "same_tokens", "x")])
         uow.shards.complete(lease)
         assert uow.jobs.close_if_drained(job_id)
     assert finalize(house.deployment, job_id, owner="finalizer")

@@ -157,6 +157,35 @@ def test_index_status_tells_the_live_version_from_the_one_before(connection: Con
     ]
 
 
+def test_job_verdicts_sums_over_shards_and_gives_the_last_reason(connection: Connection) -> None:
+    shards = [make_shard("job", ordinal, ShardStatus.DONE) for ordinal in range(2)]
+    add(connection, make_job("job", JobStatus.COMPLETED), make_job("other", JobStatus.COMPLETED), *shards)
+    other = make_shard("other", 0, ShardStatus.DONE)
+    add(connection, other)
+    kind = {"mechanism": "draft", "outcome": "declined", "code": "slower", "token": 1, "at": NOW}
+    add(
+        connection,
+        models.VerdictRow(job_id="job", shard_id=shards[0].id, reason="at width 4", count=3, worker_id="w1", **kind),
+        models.VerdictRow(job_id="job", shard_id=shards[1].id, reason="at width 8", count=4, worker_id="w2", **kind),
+        models.VerdictRow(
+            job_id="job",
+            shard_id=shards[1].id,
+            reason="x",
+            count=1,
+            **{**kind, "outcome": "held", "code": "same_tokens"},
+        ),
+        models.VerdictRow(job_id="other", shard_id=other.id, reason="not this job's", count=9, **kind),
+    )
+    query = """
+        SELECT mechanism, outcome, code, count, shards, reason, last_worker_id FROM job_verdicts
+        WHERE job_id = 'job' ORDER BY outcome
+    """
+    assert [tuple(row.values()) for row in select(connection, query)] == [
+        ("draft", "declined", "slower", 7, 2, "at width 8", "w2"),
+        ("draft", "held", "same_tokens", 1, 1, "x", None),
+    ]
+
+
 def test_job_metrics_shows_shard_and_job_measurements(connection: Connection) -> None:
     shard = make_shard("job", 3, ShardStatus.DONE)
     add(connection, make_job("job", JobStatus.COMPLETED), shard)
