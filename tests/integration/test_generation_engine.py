@@ -15,10 +15,12 @@ from mlx_lm.generate import generate_step
 from pipeline.errors import ModelNotFound, ModelNotTrusted, ModelUnsupported, NoChatTemplate
 from pipeline.ports import Answer, EngineEvent, EngineInfo, EngineRequest, JsonObject, RunStats, WorkItem
 from tests.fixtures.models import TINY_CONTEXT, write_tiny_llama
-from workers.engines import generation
+from workers.engines import machines
+from workers.engines.batching.probing import ProbeResult
+from workers.engines.batching.scheduler import Scheduler
 from workers.engines.generation import GenerationEngine
 from workers.engines.loading import load_language_model
-from workers.engines.probe import ProbeResult
+from workers.engines.replies import Reply
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -178,14 +180,14 @@ def test_any_text_has_an_outcome(engine: GenerationEngine) -> None:
 
 def test_row_whose_text_cannot_be_decoded_errs_alone(engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     (expected, _), _ = run(engine, chat("good"), chat("bad", max_tokens=7))
-    plain = generation.Row.answer
+    plain = Reply.answer
 
-    def answer(row: generation.Row, *args: Any, **options: Any) -> Answer:
-        if row.index == 1:
+    def answer(reply: Reply, *args: Any, **options: Any) -> Answer:
+        if reply.index == 1:
             raise RuntimeError("bytes of no alphabet")
-        return plain(row, *args, **options)
+        return plain(reply, *args, **options)
 
-    monkeypatch.setattr(generation.Row, "answer", answer)
+    monkeypatch.setattr(Reply, "answer", answer)
     (good, bad), _ = run(engine, chat("good"), chat("bad", max_tokens=7))
     assert good.body == expected.body
     assert bad.error == {
@@ -197,13 +199,14 @@ def test_row_whose_text_cannot_be_decoded_errs_alone(engine: GenerationEngine, m
 
 def test_rows_never_exceed_the_width(engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     live: list[int] = []
-    plain = generation._Run._step
+    plain = Scheduler.step
 
-    def step(self: Any, generator: Any) -> None:
-        plain(self, generator)
-        live.append(len(generator._generation_batch) + len(generator._prompt_batch))
+    def step(self: Scheduler) -> Any:
+        advances = plain(self)
+        live.append(self.in_flight)
+        return advances
 
-    monkeypatch.setattr(generation._Run, "_step", step)
+    monkeypatch.setattr(Scheduler, "step", step)
     run(engine, *(chat("x" * n, max_tokens=3 + n % 5) for n in range(12)), width=3)
     assert max(live) == 3
 
@@ -215,11 +218,12 @@ def test_probe_passes_and_a_failed_one_means_width_one(tiny_llama_path: Path, mo
     expected, stats = run(engine, chat("a"), chat("b b b"))
     assert "width_declined" not in stats.counters
 
-    monkeypatch.setattr(generation, "probe_batching", lambda *_: ProbeResult(False, 3, 24, 1.0))
+    monkeypatch.setattr(machines, "probe_decoding", lambda *_: ProbeResult(False, 3, 24, 1.0, 0.0, "said so"))
     engine, info = load(tiny_llama_path)
     assert info.details["probe"]["width_limit"] == 1
     answers, stats = run(engine, chat("a"), chat("b b b"))
-    assert stats.counters == {"width_declined": 1}
+    assert stats.counters["width_declined"] == 1
+    assert [(verdict.mechanism, verdict.outcome) for verdict in stats.verdicts] == [("batching", "declined")]
     assert [answer.body for answer in answers] == [answer.body for answer in expected]
 
 

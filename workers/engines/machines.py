@@ -13,11 +13,11 @@ from workers.engines.batching.canonical import CHUNK_TOKENS, Bounds, CanonicalPa
 from workers.engines.batching.lanes import Lanes
 from workers.engines.batching.machine import Machine
 from workers.engines.batching.prefixes import PrefixStore
+from workers.engines.batching.probing import PROBE_TEXTS, ProbeResult, probe_decoding
 from workers.engines.batching.routers import RouterWatch
 from workers.engines.batching.scheduler import PREFILL_TOKENS
 from workers.engines.loading import LanguageModel
 from workers.engines.memory import rss_bytes
-from workers.engines.batching.probing import PROBE_TEXTS, ProbeResult, probe_decoding
 
 #: Of the host's memory, what one child may hold where nobody sets a ceiling.
 HOST_SHARE = 0.75

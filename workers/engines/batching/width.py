@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
+
 #: A narrower batch is taken when it was this much faster; what is measured here is noisy.
-CLEARLY = 1.1
+CLEARLY = 1.15
 
-#: Steps of a width before its figure counts, and after which a wider one is tried again.
-LEAST_STEPS, TRY_AGAIN_STEPS = 8, 512
+#: Newest steps of a width that its figure is the median of, and how many it takes for the figure to count.
+NEWEST_STEPS, LEAST_STEPS = 31, 12
 
-_KEPT = 0.9
+#: Answers of a narrower width after which the wider one is tried again.
+TRY_AGAIN = 512
 
 
 class WidthGauge:
-    """Seconds of a plain decoding step by number of rows, as a fading mean. No answer depends on it."""
+    """Seconds of a plain decoding step by number of rows. No answer depends on it."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._steps: dict[int, int] = {}
+        self._seconds: dict[int, deque[float]] = {}
         self._held_back = 0
 
     def see(self, rows: int, seconds: float) -> None:
         """One step of so many rows."""
-        self._steps[rows] = self._steps.get(rows, 0) + 1
-        known = self._seconds.get(rows)
-        self._seconds[rows] = seconds if known is None else _KEPT * known + (1 - _KEPT) * seconds
+        self._seconds.setdefault(rows, deque(maxlen=NEWEST_STEPS)).append(seconds)
 
     def best(self, most: int) -> int:
         """Rows to decode together, at most ``most``: that many, unless fewer were clearly faster."""
-        rates = {rows: rows / self._seconds[rows] for rows, steps in self._steps.items() if steps >= LEAST_STEPS}
-        widest = max((rows for rows in rates if rows <= most), default=None)
-        if widest is None or widest < most:
+        if len(self._seconds.get(most, ())) < LEAST_STEPS:
             return most
-        fastest = max((rows for rows in rates if rows <= most), key=lambda rows: (rates[rows], rows))
-        if rates[fastest] < CLEARLY * rates[widest]:
+        rates = {
+            rows: rows / median(seconds)
+            for rows, seconds in self._seconds.items()
+            if rows <= most and len(seconds) >= LEAST_STEPS
+        }
+        fastest = max(rates, key=lambda rows: (rates[rows], rows))
+        if rates[fastest] < CLEARLY * rates[most]:
             return most
         self._held_back += 1
-        if self._held_back > TRY_AGAIN_STEPS:
-            self._held_back, self._steps[widest] = 0, 0
+        if self._held_back > TRY_AGAIN:
+            self._held_back = 0
+            self._seconds[most].clear()
             return most
         return fastest

@@ -1,0 +1,230 @@
+"""One shard's way through the scheduler: items in, answers out, the contract watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pipeline.errors import ItemError
+from pipeline.ports import Emit, JsonObject, Progress, RunStats, ShouldStop, Started, WorkItem
+from pipeline.specs.generate import LookupOptions, SamplingDefaults
+from workers.engines.answers import error_answer
+from workers.engines.batching.canonical import one_row
+from workers.engines.batching.decoding import Advance
+from workers.engines.batching.guessing import Guesser
+from workers.engines.batching.lookup import PromptLookup
+from workers.engines.batching.machine import Machine
+from workers.engines.batching.rows import Row
+from workers.engines.batching.scheduler import Scheduler
+from workers.engines.batching.seams import Proposer
+from workers.engines.batching.shadow import shadow_tokens
+from workers.engines.chat import Dialogue
+from workers.engines.contract import ContractWatch
+from workers.engines.memory import peak_rss_bytes
+from workers.engines.replies import Reply, open_reply
+from workers.engines.requests import Role
+from workers.engines.tally import Tally
+from workers.engines.trace import Waits
+
+#: Rows decoded together where the options do not say.
+DEFAULT_WIDTH = 16
+
+#: Seconds between two progress events while the engine works; a step that takes longer delays the next one.
+PROGRESS_S = 0.5
+
+
+class GenerationRun:
+    """Answers one shard's items."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        dialogue: Dialogue,
+        role: Role,
+        options: JsonObject,
+        watch: ContractWatch,
+        emit: Emit,
+    ) -> None:
+        self._machine = machine
+        self._dialogue = dialogue
+        self._role: Role = role
+        self._options = options
+        self._watch = watch
+        self._emit = emit
+        self._tally = Tally("decode")
+        self._waits = Waits()
+        self._replies: dict[int, Reply] = {}
+        self._heard_at: dict[Row, float] = {}
+        self._answered = 0
+        self._progress_at = time.monotonic()
+        self._scheduler = self._make_scheduler()
+
+    # --- the shard ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, items: Iterable[WorkItem], should_stop: ShouldStop) -> bool:
+        """Check and tokenize; answers the bad ones at once. Returns whether it was told to stop."""
+        defaults = SamplingDefaults(**self._options.get("sampling", {}))
+        overflow = self._options.get("overflow", "error")
+        rows: list[Row] = []
+        for item in items:
+            if should_stop():
+                return True
+            try:
+                reply = open_reply(item, self._role, defaults, self._dialogue, overflow=overflow)
+            except ItemError as error:
+                self._fail(item.index, error)
+            else:
+                self._replies[item.index] = reply
+                rows.extend(reply.rows)
+                self._tally.count("truncated", reply.truncated > 0)
+                self._tally.count("truncated_tokens", reply.truncated)
+            self._report_in_time("prefill")
+        self._scheduler.add(rows)
+        return False
+
+    def decode(self, should_stop: ShouldStop) -> bool:
+        """Step until every row is answered. Returns whether it was told to stop."""
+        while not self._scheduler.is_idle:
+            if should_stop():
+                return True
+            for advance in self._scheduler.step():
+                self._take(advance)
+            self._report_in_time("decode")
+        self._watch.ceiling("resident_bytes", peak_rss_bytes(), rows=self._scheduler.width)
+        self._watch.ceiling("kv_bytes", self._scheduler.most_cache_bytes, rows=self._scheduler.width)
+        return False
+
+    def report(self, phase: Literal["prefill", "decode"] = "decode") -> None:
+        """Tokens, read and written, and items so far."""
+        self._progress_at = time.monotonic()
+        progress = self._tally.progress()
+        self._emit(Progress(tokens=progress.tokens, items=self._answered, phase=phase))
+
+    def stats(self, *, cancelled: bool) -> RunStats:
+        """Token sums are of answered rows; a row that was cancelled is in none of them."""
+        self._scheduler.tell(self._tally)
+        return self._tally.stats(
+            cancelled=cancelled, measures=self._waits.percentiles("itl_s"), verdicts=self._watch.verdicts()
+        )
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _take(self, advance: Advance) -> None:
+        """What one row did. A row that fails ends its item, and no other."""
+        row, now = advance.row, time.monotonic()
+        reply = self._replies.get(row.item)
+        if reply is None:
+            return
+        if (before := self._heard_at.get(row)) is not None:
+            for _ in advance.tokens:
+                self._waits.add((now - before) / len(advance.tokens))
+        self._heard_at[row] = now
+        if advance.error is not None:
+            self._scheduler.discard(reply.rows)
+            self._fail(row.item, advance.error)
+        elif row.reason is not None and self._stands(row) and reply.is_finished:
+            self._answer(reply)
+
+    def _answer(self, reply: Reply) -> None:
+        report_cache = bool(self._options.get("report_cache", False))
+        try:
+            answer = reply.answer(
+                self._dialogue, self._role, str(self._options["model_name"]), report_cache=report_cache
+            )
+        except Exception as error:  # noqa: BLE001 - tokenizers raise plain exceptions
+            known = error if isinstance(error, ItemError) else None
+            unknown = ItemError(f"the answer cannot be decoded: {error}", code="decode_failed")
+            self._fail(reply.index, known or unknown)
+            return
+        del self._replies[reply.index]
+        self._tally.add_answer(answer)
+        self._tally.count("unparsed_tool_calls", reply.unparsed_calls)
+        self._tally.count("cached_tokens", sum(row.cached_tokens for row in reply.rows))
+        self._answered += 1
+        self._emit(answer)
+
+    def _fail(self, index: int, error: ItemError) -> None:
+        self._replies.pop(index, None)
+        self._answered += 1
+        self._emit(error_answer(index, error))
+
+    def _started(self, rows: Sequence[Row]) -> None:
+        self._emit(Started(tuple(dict.fromkeys(row.item for row in rows))))
+
+    def _report_in_time(self, phase: Literal["prefill", "decode"]) -> None:
+        if time.monotonic() - self._progress_at >= PROGRESS_S:
+            self.report(phase)
+
+    # --- the contract ------------------------------------------------------------------------------------------------
+
+    def _stands(self, row: Row) -> bool:
+        """Whether a finished row may be answered; one whose shadow differs is decoded again."""
+        mechanism = row.helped_by or ("batching" if self._scheduler.width > 1 else None)
+        if mechanism is None or not self._watch.shadow_due():
+            return True
+        with self._tally.call():
+            plain = shadow_tokens(self._machine, row)
+        self._tally.count("shadow_rows")
+        if self._watch.compared(mechanism, row.tokens, plain, is_greedy=row.sampling.is_greedy) is None:
+            return True
+        self._give_up_what_is_not_allowed()
+        self._scheduler.take_back(row)
+        return False
+
+    def _give_up_what_is_not_allowed(self) -> None:
+        """After a violation: what is left is decided by the watch, and rows in flight begin again."""
+        if not self._watch.allows("batching"):
+            self._scheduler.narrow(1)
+        if not self._watch.allows("prefix_cache"):
+            self._scheduler.without_prefixes()
+        self._scheduler.keep_guessers([name for name in ("lookup", "draft") if self._watch.allows(name)])
+        self._scheduler.restart()
+
+    # --- what is used ------------------------------------------------------------------------------------------------
+
+    def _make_scheduler(self) -> Scheduler:
+        options, watch, machine = self._options, self._watch, self._machine
+        width = int(options.get("width", DEFAULT_WIDTH))
+        if machine.width_limit is not None and machine.width_limit < width:
+            self._tally.count("width_declined")
+            watch.declined("batching", "probe_failed", "rows do not keep their logits in a batch: one row at a time")
+        width = width if watch.allows("batching") else 1
+        if not machine.is_exact:
+            width = self._without_exactness(width)
+        resident, kv = watch.limit("resident_bytes"), watch.limit("kv_bytes")
+        return Scheduler(
+            machine,
+            width=width,
+            tally=self._tally,
+            budget=machine.budget.narrow(None if resident is None else int(resident), None if kv is None else int(kv)),
+            guesser=self._make_guesser(),
+            shares_prefixes=bool(options.get("prefix_cache", True)) and watch.allows("prefix_cache"),
+            on_start=self._started,
+        )
+
+    def _without_exactness(self, width: int) -> int:
+        """The canonical rule costs too much, or does not see a model's experts."""
+        reason = "too many choices are closer than rounding in this type, or an expert router cannot be watched"
+        contract = self._watch.contract
+        if contract.correctness == "greedy_identical" and contract.fallback != "decline":
+            self._watch.mismatch("canonical", "not_exact", reason)
+            return 1
+        self._watch.declined("canonical", "not_exact", f"{reason}: same tokens are a measured rate here")
+        return width
+
+    def _make_guesser(self) -> Guesser | None:
+        """Who may guess. A cache that cannot go back refuses all guesses, which is counted."""
+        asked = self._options.get("accelerate", "off")
+        if asked == "off":
+            return None
+        if not one_row(self._machine.model).can_rewind:
+            self._tally.count("guessing_refused")
+            self._watch.declined("lookup", "cannot_rewind", "the model's state cannot go back over a wrong guess")
+            return None
+        proposers: list[tuple[Proposer, int]] = []
+        if asked in ("auto", "lookup") and self._watch.allows("lookup"):
+            lookup = LookupOptions(**self._options.get("lookup", {}))
+            proposers.append((PromptLookup(lookup), lookup.max_draft))
+        governor = self._machine.governor if asked == "auto" else None
+        return Guesser(proposers, governor) if proposers else None
