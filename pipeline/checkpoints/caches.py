@@ -35,6 +35,9 @@ def read_caches(config: Config) -> CacheReading:
         return CacheReading(keys.family, tuple(reader(keys)), unknown)
     except MissingKey as error:
         return CacheReading(keys.family, (), (f"the size of the caches: config.json has no usable {error}",))
+    except (TypeError, ValueError, LookupError, ArithmeticError):  # a list too short, a word for a number, no heads
+        reason = f"the size of the caches: config.json does not fit the family {keys.family}"
+        return CacheReading(keys.family, (), (reason,))
 
 
 # --- families ----------------------------------------------------------------------------------------------------------

@@ -100,16 +100,16 @@ class Footprint:
         """Estimate of what one forward over ``rows`` x ``columns`` tokens takes beside weights and caches.
 
         ``context``: tokens that each of them may look at. ``logits_columns``: columns of a row whose logits are asked
-        for. ``fused_attention`` (Metal) makes no (rows, heads, columns, context) scores.
+        for. ``fused_attention`` (Metal) makes no (rows, heads, columns, context) scores. A cache that grows is copied,
+        one layer at a time.
         """
         size, widths = self.dtype_bytes, self.widths
-        attention = widths.hidden + 2 * widths.queries + 2 * widths.keys_values
-        forward = rows * columns * size * (2 * widths.hidden + max(attention, widths.hidden + 3 * widths.inner))
+        per_token = 5 * widths.hidden + 2 * widths.queries + 2 * widths.keys_values + 3 * widths.inner
         seen = rows * columns * context
         scores = 0 if fused_attention else 2 * seen * widths.heads * size
-        largest = max((self._cache(one, context, columns) for one in self.caches), default=0)
+        grown = rows * max((self._cache(one, context, columns) for one in self.caches), default=0)
         logits = rows * logits_columns * widths.vocabulary * (size + 8)
-        return max(forward + scores + seen + 2 * rows * largest, logits)
+        return max(rows * columns * size * per_token + scores + seen + grown, logits)
 
     def rows_within(self, budget_bytes: int, tokens: int, *, fused_attention: bool = False) -> int:
         """Most rows of ``tokens`` that weights, caches and one decoding step leave room for; 0 where none fits."""
@@ -140,20 +140,28 @@ def footprint_of(config: Config, *, dtype_bytes: int, weights_bytes: int) -> Foo
 def _widths(keys: Keys) -> tuple[Widths, list[str]]:
     missing: list[str] = []
 
-    def number(name: str) -> int:
+    def number(name: str, default: int | None = None) -> int:
         try:
-            return keys.number(name)
+            return keys.number(name, default)
         except MissingKey:
             missing.append(name)
             return 0
 
     hidden, vocabulary = number("hidden_size"), number("vocab_size")
-    heads = keys.get("num_attention_heads")
-    heads, head_dim, kv_heads = (heads, keys.head_dim, keys.kv_heads) if type(heads) is int and heads else (0, 0, 0)
-    per_head = head_dim + keys.number("qk_rope_head_dim", 0) if keys.get("kv_lora_rank") else head_dim
-    dense = keys.get("intermediate_size")
-    chosen, expert = keys.get("num_experts_per_tok"), keys.get("moe_intermediate_size") or dense
-    inner = max((one for one in (dense, keys.get("mamba_d_ssm")) if type(one) is int), default=4 * hidden)
+    heads, queries, keys_values = 0, 0, 0
+    if keys.get("num_attention_heads"):  # a recurrent family has none
+        heads = number("num_attention_heads")
+        rotated = number("qk_rope_head_dim", 0) if keys.get("kv_lora_rank") else 0
+        per_head = (number("head_dim") if keys.get("head_dim") else hidden // max(1, heads)) + rotated
+        queries, keys_values = heads * per_head, 2 * number("num_key_value_heads", heads) * per_head
+    return Widths(hidden, heads, queries, keys_values, _inner(keys, hidden), vocabulary), missing
+
+
+def _inner(keys: Keys, hidden: int) -> int:
+    """Where a family's files leave it out it is four times the hidden width."""
+    dense = [one for name in ("intermediate_size", "mamba_d_ssm") if type(one := keys.get(name)) is int]
+    chosen, expert = keys.get("num_experts_per_tok"), keys.get("moe_intermediate_size") or keys.get("intermediate_size")
     if type(chosen) is int and type(expert) is int:
-        inner = max(inner, (chosen + keys.number("n_shared_experts", 0)) * (expert + hidden // 3))
-    return Widths(hidden, heads, heads * per_head, 2 * kv_heads * per_head, inner, vocabulary), missing
+        shared = keys.get("n_shared_experts", 0)
+        dense.append((chosen + (shared if type(shared) is int else 0)) * (expert + hidden // 3))
+    return max(dense, default=4 * hidden)
