@@ -103,6 +103,8 @@ def _held_up(job: JobView) -> Iterator[HeldUp]:
 
 def _promise_of(job: JobView) -> str | None:
     """What the job's answers are, where that is less than the ordinary: the same for the same seed."""
+    if job.draft_model is None:
+        return None
     spec = parse_spec(job.spec)
     return NOT_SEED_STABLE if isinstance(spec, GenerateSpec) and not spec.is_seed_stable else None
 

@@ -18,6 +18,7 @@ from pipeline.jobs.reconcile import Reconciler
 from pipeline.jobs.requeue import requeue
 from pipeline.jobs.service import WorkerService
 from pipeline.jobs.status import list_jobs, report_job
+from pipeline.ports import Verdict
 from tests.fixtures.crowd import add_history, job_name
 from tests.fixtures.house import House
 from tests.fixtures.in_process import make_service
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.each_database
 #: A running job of the crowd, one that has ended, and one that is being cancelled.
 RUNNING, ENDED, CANCELLING = job_name(40), job_name(90), job_name(2)
 
-VIEWS = ("job_status", "job_errors", "job_attempts", "job_metrics")
+VIEWS = ("job_status", "job_errors", "job_attempts", "job_metrics", "job_verdicts")
 
 
 @pytest.fixture
@@ -71,6 +72,7 @@ def claims_and_writes(house: House) -> None:
             uow.shards.renew(lease)
             uow.shards.suspect(lease, Suspicion())
             uow.jobs.start(lease.shard.job_id)
+            uow.verdicts.add(lease, [Verdict("draft", "held", "same_tokens", "alike")])
             uow.pauses.look(lease.shard.job_id, lease.owner)
             assert uow.shards.crashed_ids(lease.shard_id) == frozenset()
             if not uow.parts.answered(lease.shard_id):
