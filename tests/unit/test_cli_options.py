@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
+import orjson
 import pytest
 
 from pipeline.cli.options import SPEC_FIELDS, request_options
 from pipeline.cli.requests import intake_options, spec_fields
+from pipeline.errors import SpecError, UsageError
+from pipeline.jobs.kinds import run_options
 from pipeline.jobs.submit import build_spec
-from pipeline.specs import EmbedSpec, GenerateSpec, JobKind, RerankSpec
-from pipeline.specs.generate import SamplingDefaults
+from pipeline.specs import EmbedSpec, GenerateSpec, JobKind, ModelRef, RerankSpec
+from pipeline.specs.contract import Ceilings, Contract
+from pipeline.specs.generate import DraftOptions, SamplingDefaults
 
 
 def parse(kind: JobKind, *arguments: str) -> dict[str, Any]:
@@ -39,6 +44,37 @@ def test_generate_options_reach_the_spec() -> None:
     spec = spec_of(JobKind.GENERATE, "/v1/chat/completions", *words.split(), "--dtype", "float32")
     assert spec.sampling == SamplingDefaults(max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1)
     assert (spec.seed, spec.width, spec.shard_tokens, spec.model.dtype) == (3, 4, 99, "float32")
+
+
+def test_acceleration_options_reach_the_spec_and_the_engine(tmp_path: Path) -> None:
+    file = tmp_path / "contract.json"
+    file.write_text(
+        '{"correctness": "distribution_preserving", "ceilings": {"kv_bytes": "1GiB"}, "measure": ["ttft_p95"]}'
+    )
+    words = "--accelerate draft --draft small --draft-tokens 6 --draft-acceptance stochastic --overflow truncate_left"
+    more = ["--no-prefix-cache", "--report-cache", "--contract", str(file), "--dtype", "float32"]
+    spec = spec_of(JobKind.GENERATE, "/v1/chat/completions", *words.split(), *more)
+    assert spec.draft == DraftOptions(model=ModelRef(name="small", dtype="float32"), tokens=6, acceptance="stochastic")
+    assert (spec.accelerate, spec.overflow, spec.prefix_cache, spec.report_cache) == (
+        "draft",
+        "truncate_left",
+        False,
+        True,
+    )
+    assert spec.contract == Contract(
+        correctness="distribution_preserving", measure=("ttft_p95",), ceilings=Ceilings(kv_bytes=1 << 30)
+    )
+    options = orjson.loads(orjson.dumps(run_options(spec)))
+    assert Contract(**options["contract"]) == spec.contract
+    assert options["draft"] == {"tokens": 6, "acceptance": "stochastic"}
+    assert (options["accelerate"], options["overflow"], options["report_cache"]) == ("draft", "truncate_left", True)
+
+
+def test_what_belongs_to_a_drafter_needs_one() -> None:
+    with pytest.raises(UsageError, match="--draft-tokens"):
+        spec_of(JobKind.GENERATE, "/v1/chat/completions", "--draft-tokens", "3")
+    with pytest.raises(SpecError, match="needs draft"):
+        spec_of(JobKind.GENERATE, "/v1/chat/completions", "--accelerate", "draft")
 
 
 def test_one_sampling_value_leaves_the_others_alone() -> None:
