@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,19 @@ def _metric(name: str) -> Callable[[_Values], float | None]:
     return lambda values: values.get(name)
 
 
-def _ratio(over: str, under: str) -> Callable[[_Values], float | None]:
+def _ratio(over: Sequence[str], under: Sequence[str]) -> Callable[[_Values], float | None]:
+    """Sum by sum; None where nothing is below."""
+
     def divide(values: _Values) -> float | None:
-        return values.get(over, 0.0) / values[under] if values.get(under) else None
+        below = sum(values.get(name, 0.0) for name in under)
+        return sum(values.get(name, 0.0) for name in over) / below if below else None
 
     return divide
 
 
 #: From the names that contracts use to those of ``metrics``, as :func:`pipeline.cli.measures.aggregate` sums them.
 SOURCES: Mapping[str, Callable[[_Values], float | None]] = {
-    "output_tokens_per_s": _ratio("output_tokens", "engine_busy_s"),
+    "output_tokens_per_s": _ratio(["output_tokens"], ["engine_busy_s"]),
     "items_per_s": _metric("items_per_s"),
     "ttft_p50": _metric("ttft_p50_s"),
     "ttft_p95": _metric("ttft_p95_s"),
@@ -48,8 +51,10 @@ SOURCES: Mapping[str, Callable[[_Values], float | None]] = {
     "itl_p95": _metric("itl_p95_s"),
     "request_p50_s": _metric("request_p50_s"),
     "request_p95_s": _metric("request_p95_s"),
-    "accepted_per_verify": _ratio("draft_accepted_tokens", "verify_forwards"),
-    "prefix_hit_rate": _ratio("cached_prompt_tokens", "prompt_tokens"),
+    "accepted_per_verify": _ratio(
+        ["lookup_accepted", "draft_accepted"], ["lookup_drafted_rounds", "draft_drafted_rounds"]
+    ),
+    "prefix_hit_rate": _ratio(["prefix_tokens"], ["prefix_tokens", "prompt_tokens_read"]),
     "resident_bytes": _metric("peak_rss_bytes"),
     "kv_bytes": _metric("peak_kv_bytes"),
     "model_start_s": _metric("slowest_model_load_s"),

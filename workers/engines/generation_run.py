@@ -104,6 +104,7 @@ class GenerationRun:
     def stats(self, *, cancelled: bool) -> RunStats:
         """Token sums are of answered rows; a row that was cancelled is in none of them."""
         self._scheduler.tell(self._tally)
+        self._tally.count("peak_kv_bytes", self._scheduler.most_cache_bytes)
         return self._tally.stats(
             cancelled=cancelled, measures=self._waits.percentiles("itl_s"), verdicts=self._watch.verdicts()
         )
