@@ -102,6 +102,23 @@ def test_response_format_says_what_json_is_wanted() -> None:
     assert (request.wants_json, request.schema) == (True, schema)
 
 
+def test_tool_choice_says_which_tools_must_be_called() -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    named = {"type": "function", "function": {"name": "g"}}
+    assert chat(tools=[TOOL, other]).must_call == ()
+    assert chat(tools=[TOOL, other], tool_choice="required").must_call == ("f", "g")
+    assert chat(tools=[TOOL, other], tool_choice=named).must_call == ("g",)
+    assert chat(tools=[TOOL, other], tool_choice="none").tools == ()
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_tool_choice_without_such_a_tool_is_an_error(choice: Any) -> None:
+    for tools in ([], [TOOL] if choice != "required" else []):
+        with pytest.raises(ItemError) as caught:
+            chat(tools=tools, tool_choice=choice)
+        assert (caught.value.item_code, caught.value.param) == ("invalid_value", "tool_choice")
+
+
 def test_arguments_of_calls_become_objects_and_absent_texts_empty() -> None:
     made = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}
     request = parse({"messages": [*HELLO, {"role": "assistant", "tool_calls": [made]}]})
@@ -128,8 +145,7 @@ def test_completion_takes_a_prompt() -> None:
         ({"functions": []}, "functions"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"temprature": 1}, "temprature"),
         ({"prompt": "x"}, "prompt"),

@@ -21,7 +21,7 @@ from workers.engines.batching.rows import Row
 from workers.engines.chat import Dialogue
 
 #: White space may be 40 characters wide wherever it may be, and random logits use that.
-CONTEXT = 2000
+CONTEXT = 3000
 
 
 class Colour(Enum):
@@ -150,6 +150,49 @@ def test_schema_that_cannot_be_followed_is_an_error_of_the_item(tiny: tuple[Dial
     with pytest.raises(ItemError) as caught:
         ask(tiny[0], response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
     assert (caught.value.item_code, caught.value.param) == ("invalid_value", "response_format.json_schema.schema")
+
+
+@pytest.mark.parametrize("text", ["<think>", "a</think>b", "<tool_call>"])
+def test_text_that_reads_like_a_marker_can_be_forced(tmp_path: Path, text: str) -> None:
+    dialogue, _ = write_dialogue(tmp_path / "marked", TOOL_TEMPLATE, MARKERS)
+    schema = {
+        "type": "object",
+        "properties": {text: {"const": text}},
+        "required": [text],
+        "additionalProperties": False,
+    }
+    row = ask(dialogue).rows[0]
+    row.rule = dialogue.grammars.json_rule(schema, None)
+    play(row, dialogue, random=np.random.default_rng(0))
+    written = dialogue.vocabulary.decode(row.tokens[:-1], special=True)
+    assert json.loads(written) == {text: text}
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}])
+def test_tool_that_must_be_called_is_called_with_fitting_arguments(tmp_path: Path, choice: Any, parallel: bool) -> None:
+    dialogue, tokenizer = write_dialogue(tmp_path / "marked", TOOL_TEMPLATE, MARKERS, context_length=CONTEXT)
+    (think,) = tokenizer.encode("<think>")
+    other = {"type": "function", "function": {"name": "wait"}}
+    tool = {"type": "function", "function": {"name": "paint", "parameters": Thing.model_json_schema()}}
+    seen = set()
+    for seed in range(6):
+        asked: dict[str, Any] = {"tools": [tool, other], "tool_choice": choice, "parallel_tool_calls": parallel}
+        asked["logit_bias"] = {str(think): -100}  # random logits that begin to reason do not end it
+        reply = ask(dialogue, **asked, max_tokens=1500)
+        row = reply.rows[0]
+        play(row, dialogue, random=np.random.default_rng(seed))
+        body = reply.answer(dialogue, "chat", "m", report_cache=False).body
+        assert body is not None
+        (only,) = body["choices"]
+        assert only["finish_reason"] == "tool_calls"
+        calls = [call["function"] for call in only["message"]["tool_calls"]]
+        assert parallel or len(calls) == 1
+        for call in calls:
+            seen.add(call["name"])
+            if call["name"] == "paint":
+                Thing.model_validate_json(call["arguments"])
+    assert seen == ({"paint", "wait"} if choice == "required" else {"paint"})
 
 
 def test_grammar_beside_penalties_has_the_last_word(tiny: tuple[Dialogue, Any]) -> None:

@@ -7,12 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers import json_tools
 
 from pipeline.errors import InvalidValue, UnsupportedParameter
 from pipeline.ports import JsonObject
+from workers.engines.call_grammars import call_grammar
 from workers.engines.overflow import Overflow, fit_prompt
 from workers.engines.requests import GenerationRequest
-from workers.engines.structured import Grammars, Thought
+from workers.engines.structured import GrammarRule, Grammars, Thought
 from workers.engines.tool_calls import parse_calls
 from workers.engines.turns import Markers, Turn
 from workers.engines.vocabulary import Vocabulary
@@ -114,6 +116,20 @@ class Dialogue:
     def parse_calls(self, text: str, tools: Sequence[JsonObject]) -> list[JsonObject] | None:
         """See :func:`workers.engines.tool_calls.parse_calls`."""
         return parse_calls(text, self._tokenizer.tool_parser, tools)
+
+    def call_rule(self, request: GenerationRequest, prompt: Sequence[int]) -> GrammarRule:
+        """The rule of a row that must call one of the request's tools.
+
+        Raises:
+            UnsupportedParameter: there is no grammar for the way this model writes its calls.
+            InvalidValue: a tool's parameters cannot be followed.
+        """
+        if self._tokenizer.tool_parser is not json_tools.parse_tool_call:
+            raise UnsupportedParameter("this model's tokenizer can be made to call no tool", param="tool_choice")
+        functions = [tool["function"] for tool in request.tools if tool["function"]["name"] in request.must_call]
+        start, end = map(self.vocabulary.terminal, (self._tokenizer.tool_call_start, self._tokenizer.tool_call_end))
+        grammar = call_grammar(functions, start, end, parallel=request.parallel_tool_calls)
+        return self.grammars.lark_rule(grammar, self.thought(prompt), "tools")
 
     def mark_call(self, text: str, *, closed: bool) -> str:
         """``text`` between the tool markers it stood in."""

@@ -137,7 +137,9 @@ def _rule(request: GenerationRequest, prompt: list[int], dialogue: Dialogue) -> 
     if request.logit_bias:
         rules.append(BiasRule(request.logit_bias))
     if request.wants_json:
-        rules.append(dialogue.grammars.rule(request.schema, dialogue.thought(prompt)))
+        rules.append(dialogue.grammars.json_rule(request.schema, dialogue.thought(prompt)))
+    if request.must_call:
+        rules.append(dialogue.call_rule(request, prompt))
     if len(rules) > 1:
         return RuleChain(rules)
     return rules[0] if rules else None

@@ -79,6 +79,7 @@ class GenerationRequest:
         top_logprobs: how many of the likeliest tokens to tell beside each chosen one; None tells nothing.
         schema: the JSON schema that the answer follows; with ``wants_json`` and None it is any object.
         tools: what the model may call, as the chat template takes it; empty where it may call nothing.
+        must_call: names of the tools of which the answer must call one; empty where it need not call any.
         parallel_tool_calls: an answer may hold several calls; else it ends after the first.
     """
 
@@ -95,6 +96,7 @@ class GenerationRequest:
     wants_json: bool = False
     schema: JsonObject | None = None
     tools: tuple[JsonObject, ...] = ()
+    must_call: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
 
 
@@ -120,6 +122,7 @@ def parse_request(item: WorkItem, role: Role, defaults: SamplingDefaults) -> Gen
         raise UnsupportedParameter("a batch cannot stream", param="stream")
     stop = body.get("stop", ())
     values = defaults.model_dump() | body
+    tools = _read_tools(body)
     response_format = body.get("response_format", {"type": "text"})
     return GenerationRequest(
         messages=_read_messages(body["messages"]) if role == "chat" else None,
@@ -134,7 +137,8 @@ def parse_request(item: WorkItem, role: Role, defaults: SamplingDefaults) -> Gen
         top_logprobs=_read_logprobs(body),
         wants_json=response_format["type"] != "text",
         schema=response_format["json_schema"]["schema"] if response_format["type"] == "json_schema" else None,
-        tools=_read_tools(body),
+        tools=tools,
+        must_call=_read_tool_choice(body, tools),
         parallel_tool_calls=body.get("parallel_tool_calls", True),
     )
 
@@ -166,9 +170,6 @@ def _read_logprobs(body: JsonObject) -> int | None:
 
 def _read_tools(body: JsonObject) -> tuple[JsonObject, ...]:
     """What the template is given. With ``tool_choice: none`` the model is not told of any tool."""
-    choice = body.get("tool_choice", "auto")
-    if choice not in ("none", "auto"):
-        raise UnsupportedParameter("only the tool choices none and auto are supported", param="tool_choice")
     tools: list[JsonObject] = body.get("tools", [])
     for place, tool in enumerate(tools):
         if tool["type"] != "function":
@@ -176,9 +177,25 @@ def _read_tools(body: JsonObject) -> tuple[JsonObject, ...]:
         if tool["function"].get("strict"):
             message = "strict arguments of a function are not supported"
             raise UnsupportedParameter(message, param=f"tools[{place}].function.strict")
-    if tools and choice == "auto" and body.get("response_format", {"type": "text"})["type"] != "text":
+    if body.get("tool_choice") == "none":
+        return ()
+    if tools and body.get("response_format", {"type": "text"})["type"] != "text":
         raise UnsupportedParameter("response_format beside tools is not supported", param="response_format")
-    return () if choice == "none" else tuple(tools)
+    return tuple(tools)
+
+
+def _read_tool_choice(body: JsonObject, tools: tuple[JsonObject, ...]) -> tuple[str, ...]:
+    choice = body.get("tool_choice", "auto")
+    if choice in ("none", "auto"):
+        return ()
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if choice != "required":
+        if choice["type"] != "function":
+            raise UnsupportedParameter("only a function can be chosen", param="tool_choice.type")
+        names = tuple(name for name in names if name == choice["function"]["name"])
+    if not names:
+        raise InvalidValue("tool_choice asks for a tool that is not among tools", param="tool_choice")
+    return names
 
 
 def _read_messages(messages: list[JsonObject]) -> tuple[JsonObject, ...]:

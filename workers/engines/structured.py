@@ -1,11 +1,10 @@
-"""Answers that follow a JSON schema: a grammar says at each place which tokens may come. Built on llguidance.
+"""Answers that follow a grammar, of a JSON schema mostly: it says at each place which tokens may come. Built on llguidance.
 
-A schema is compiled once per model; each row has a matcher of its own. Knows nothing about requests or batches.
+A grammar is compiled once per model; each row has a matcher of its own. Knows nothing about requests or batches.
 """
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ from workers.engines.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists for type checkers only
 
-#: Compiled schemas that are kept; a job has one or a few.
+#: Compiled grammars that are kept; a job has one or a few.
 _KEPT = 64
 
 #: Keywords that cannot be enforced are refused, whatever the schema says of itself. White space between JSON's tokens
 #: is bounded, since a model that begins to repeat it would fill its whole limit with it.
-_COMPILE: JsonCompileOptions = {
+COMPILE: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
     "whitespace_pattern": r"[ \t\n\r]{1,40}",
@@ -65,48 +64,54 @@ class Thought:
 
 
 class Grammars:
-    """The compiled schemas of one model."""
+    """The compiled grammars of one model."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def rule(self, schema: JsonObject | None, thought: Thought | None) -> GrammarRule:
+    def json_rule(self, schema: JsonObject | None, thought: Thought | None) -> GrammarRule:
         """A new row's rule; ``schema`` None allows any JSON object.
 
         Raises:
             InvalidValue: the schema is no schema, cannot be fulfilled, or holds what cannot be enforced.
             UnsupportedParameter: the model's tokenizer cannot be read.
         """
-        key = "" if schema is None else json.dumps(schema)
-        matcher = self._compiled.get(key) or self._compile({"type": "object"} if schema is None else schema)
-        self._compiled[key] = matcher
-        self._compiled.move_to_end(key)
+        whole = {"type": "object"} if schema is None else schema
+        grammar = LLMatcher.grammar_from_json_schema(whole, overrides=COMPILE)
+        return self._rule(grammar, thought, _SCHEMA_PARAM)
+
+    def lark_rule(self, grammar: str, thought: Thought | None, param: str) -> GrammarRule:
+        """The same for a grammar in Lark's words; ``param`` is where it comes from."""
+        return self._rule(LLMatcher.grammar_from_lark(grammar), thought, param)
+
+    def _rule(self, grammar: str, thought: Thought | None, param: str) -> GrammarRule:
+        matcher = self._compiled.get(grammar) or self._compile(grammar, param)
+        self._compiled[grammar] = matcher
+        self._compiled.move_to_end(grammar)
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
-        return GrammarRule(matcher.deep_copy(), self._vocabulary.end_tokens, thought)
+        return GrammarRule(matcher.deep_copy(), self._vocabulary, thought)
 
-    def _compile(self, schema: JsonObject) -> LLMatcher:
+    def _compile(self, grammar: str, param: str) -> LLMatcher:
         if self._vocabulary.compiled is None:
-            raise UnsupportedParameter("no grammar can be made for this model's tokenizer", param="response_format")
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_COMPILE)
-            matcher = LLMatcher(self._vocabulary.compiled, grammar, log_level=0)
-        except ValueError as error:
-            raise _refused_schema(str(error)) from error
+            message = "no grammar can be made for this model's tokenizer"
+            raise UnsupportedParameter(message, param=param.split(".")[0])
+        matcher = LLMatcher(self._vocabulary.compiled, grammar, log_level=0)
         if matcher.is_error():
-            raise _refused_schema(matcher.get_error())
+            raise InvalidValue(f"the schema cannot be followed: {_first_line(matcher.get_error())}", param=param)
         return matcher
 
 
 class GrammarRule:
-    """Excludes what the grammar does not allow. End tokens are allowed exactly where the JSON is complete."""
+    """Excludes what the grammar does not allow. End tokens are allowed exactly where the text is complete."""
 
     stretch = 1.0
 
-    def __init__(self, matcher: LLMatcher, end_tokens: Sequence[int], thought: Thought | None) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, thought: Thought | None) -> None:
         self._matcher = matcher
-        self._end_tokens = list(end_tokens)
+        self._vocabulary_size = vocabulary.size
+        self._end_tokens = vocabulary.end_tokens
         self._thought = thought
         self._history = History()
         #: Tokens the matcher has read: fewer than the history's where that left the grammar.
@@ -147,22 +152,28 @@ class GrammarRule:
         bits = np.unpackbits(packed, bitorder="little")
         allowed = np.zeros(vocabulary, dtype=np.bool_)
         allowed[: len(bits)] = bits[:vocabulary]
+        allowed[self._end_tokens] = False
+        if np.count_nonzero(allowed) == 1 and not self._matcher.validate_tokens([int(allowed.argmax())]):
+            self._spell_out(allowed)
         allowed[self._end_tokens] = self._matcher.is_accepting()
         if not allowed.any():
             raise _failed("no token of the model can go on")
         return allowed
+
+    def _spell_out(self, allowed: npt.NDArray[np.bool_]) -> None:
+        """Where only one text can come and that reads like a special token, the library allows that token and then
+        refuses it: what really can come is asked for token by token.
+        """
+        for token in range(min(self._vocabulary_size, len(allowed))):
+            allowed[token] = self._matcher.validate_tokens([token]) == 1
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise _failed(self._matcher.get_error())
 
 
-def _refused_schema(reason: str) -> InvalidValue:
-    return InvalidValue(f"the schema cannot be followed: {_first_line(reason)}", param=_SCHEMA_PARAM)
-
-
 def _failed(reason: str) -> ItemError:
-    return ItemError(f"the grammar gave up: {_first_line(reason)}", code="grammar_failed", param="response_format")
+    return ItemError(f"the grammar gave up: {_first_line(reason)}", code="grammar_failed")
 
 
 def _first_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -53,6 +54,13 @@ class Vocabulary:
             )
         except Exception as error:  # tokenizers raise plain exceptions
             raise ItemError(f"the answer cannot be decoded: {error}", code="decode_failed") from error
+
+    def terminal(self, text: str) -> str:
+        """``text`` as a terminal of a grammar; a token of its own is named by its number."""
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        if len(tokens) == 1 and self.compiled is not None and self.compiled.is_special_token(tokens[0]):
+            return f"<[{tokens[0]}]>"
+        return json.dumps(text)
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to a text; a part of a character where a character takes several tokens."""
