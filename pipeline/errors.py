@@ -269,7 +269,7 @@ class CeilingUnmeasurable(JobError):
 
 
 class CeilingExceeded(JobError):
-    """The work does not fit under a ceiling of the job's contract."""
+    """The work does not fit under a ceiling of its contract or its host."""
 
     code = "ceiling_exceeded"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from pipeline.errors import JobError
+from pipeline.errors import CeilingExceeded
 from workers.engines.batching.budget import MemoryBudget
 from workers.engines.batching.canonical import CHUNK_TOKENS, one_row
 from workers.engines.batching.decoding import Advance, Decoder
@@ -334,7 +334,7 @@ class Scheduler:
         if self._has_room(1, row):
             return
         budget = self._budget
-        raise JobError(
+        raise CeilingExceeded(
             f"the memory ceiling of {budget.limit_bytes:,} bytes is too small for one row: {row.most_tokens} tokens "
             f"of prompt and answer need about {budget.least_bytes(row.most_tokens):,} bytes",
             hint="raise the ceiling, or take a smaller model or shorter items",
