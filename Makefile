@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 CHAOS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check verify lock clean bench-claims bench-intake bench-orchestration bench-cranfield
+.PHONY: help demo test chaos check verify lock clean bench-claims bench-intake bench-orchestration bench-generate bench-cranfield
 
 help: ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ bench-claims: .venv/.installed-dev ## claims/s of 16 processes on PostgreSQL; BE
 
 bench-orchestration: .venv/.installed-dev ## share of a real job's time outside engine calls; needs `make demo` before
 	@$(PY) tests/benchmarks/bench_orchestration.py demo-output/home/models/smollm2 --requests 160 $(BENCH_ARGS)
+
+bench-generate: .venv/.installed-dev ## our engine against mlx-lm's batch call, guessing against plain decoding; BENCH_ARGS="--only mixed"
+	@$(PY) -m tests.benchmarks.bench_generate $(BENCH_ARGS)
 
 bench-cranfield: .venv/.installed-dev ## the reference ranking by PyTorch and numpy; needs CRANFIELD_DIR
 	@$(PY) tests/benchmarks/cranfield_reference.py $(BENCH_ARGS)

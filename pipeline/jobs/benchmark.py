@@ -20,8 +20,9 @@ from pipeline.config import Settings
 from pipeline.errors import SpecError, UsageError
 from pipeline.formats.items import parse_items
 from pipeline.jobs.intake import IntakeOptions, intake
-from pipeline.jobs.kinds import load_options_of, run_options
+from pipeline.jobs.kinds import draft_options, load_options_of, run_options
 from pipeline.jobs.submit import check_suits
+from pipeline.ports import JsonObject
 from pipeline.specs import Endpoint, GenerateSpec, JobKind
 from pipeline.specs.bench import LIBRARY_ARM, BenchArm, BenchItem, BenchRequest, Mechanism
 from pipeline.specs.seeds import item_seed
@@ -74,7 +75,7 @@ def bench_request(
             model_digest=digest_checkpoint(path, settings),
             dtype=spec.model.dtype,
             trust_code=may_run_code(spec.model.name, path, settings),
-            load_options=load_options_of(spec, run_options(spec)),
+            load_options={**load_options_of(spec, run_options(spec)), **_drafter(spec, arms, settings)},
             arms=tuple(bench_arm(spec, name) for name in arms),
             baseline=baseline or arms[0],
             items=tuple(items),
@@ -83,6 +84,14 @@ def bench_request(
         )
     except ValueError as error:  # pydantic's own is one
         raise UsageError(_first_message(error)) from error
+
+
+def _drafter(spec: GenerateSpec, arms: Sequence[str], settings: Settings) -> JsonObject:
+    """Load options of the model that guesses, where one of the arms lets it."""
+    if spec.draft is None or not {"draft", "auto", "default"}.intersection(arms):
+        return {}
+    path = resolve(spec.draft.model.name, settings)
+    return draft_options(spec.draft.model, path, digest_checkpoint(path, settings), settings)
 
 
 def bench_arm(spec: GenerateSpec, name: str) -> BenchArm:

@@ -69,6 +69,11 @@ def _drafter_options(spec: JobSpec, job: JobView, settings: Settings) -> JsonObj
     if drafter is None:
         return {}
     path, digest = _find_pinned(drafter.name, drafter.digest, job, settings)
+    return draft_options(drafter, path, digest, settings)
+
+
+def draft_options(drafter: ModelRef, path: Path, digest: str, settings: Settings) -> JsonObject:
+    """Load options of the model that guesses, found at ``path``; raises ModelNotTrusted."""
     return {
         "draft_path": str(path),
         "draft_digest": digest,

@@ -64,7 +64,11 @@ _DEFINITIONS = (
     ),
     ("mechanisms seen", "What the engine's own counters show at work; an arm that never ran its own gets no ratio."),
     ("taken", "Guessed tokens that the model confirmed, of all that were guessed."),
-    ("mean accepted prefix", "Confirmed tokens for each verification that had a guess."),
+    ("taken of tested", "The same of those that were compared: what lies behind a wrong guess never is."),
+    ("mean width", "Guessed tokens for each forward of a row that had a guess."),
+    ("tokens per forward", "Tokens that a row said for each forward it was in; 1 without guesses."),
+    ("paused", "Forwards in which a row did not guess because its last guesses had failed."),
+    ("mean accepted prefix", "Confirmed tokens for each forward of a row that had a guess."),
 )
 
 

@@ -112,19 +112,24 @@ def speculation_table(document: JsonObject) -> Table | None:
     rows = []
     for arm in document["arms"]:
         for name, found in arm["speculation"].items():
-            width, prefix = found["mean_width"], found["mean_accepted_prefix"]
             rows.append(
                 (
                     arm["name"],
                     name,
                     f"{found['proposed']:,}",
                     f"{100 * found['acceptance']:.1f} %",
-                    f"{width:.2f}" if width else ABSENT,
-                    f"{prefix:.2f}" if prefix else ABSENT,
+                    f"{100 * found['position_acceptance']:.1f} %",
+                    f"{found['mean_width']:.2f}",
+                    f"{found['mean_accepted_prefix']:.2f}",
+                    f"{found['tokens_per_forward']:.2f}",
+                    f"{found['paused_rounds']:,}",
                     ", ".join(f"{key} {value}" for key, value in found["declines"].items()) or "none",
                 )
             )
-    headings = ("arm", "mechanism", "guessed", "taken", "mean width", "mean accepted prefix", "declines")
+    headings = (
+        *("arm", "mechanism", "guessed", "taken", "taken of tested", "mean width", "mean accepted prefix"),
+        *("tokens per forward", "paused", "declines"),
+    )
     return Table(headings, tuple(rows)) if rows else None
 
 

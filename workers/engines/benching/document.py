@@ -6,7 +6,7 @@ The document is what is kept; tables and pages are made of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from statistics import median
@@ -27,6 +27,9 @@ from workers.engines.benching.intervals import Ratio, paired_ratio
 from workers.engines.benching.runs import ArmRun, percentile
 from workers.engines.benching.session import Session
 from workers.engines.benching.surroundings import machine, versions
+
+#: Counters of a mechanism that guesses (:class:`workers.engines.batching.speculation.SpeculationStats`).
+_SPECULATION = ("rounds", "drafted_rounds", "paused_rounds", "emitted", "proposed", "positions_tested", "accepted")
 
 #: Name and version of the document's layout.
 FORMAT = "pipeline-bench/1"
@@ -210,21 +213,27 @@ def _summed(runs: Sequence[ArmRun]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def speculation(counters: dict[str, int]) -> JsonObject:
-    """For each mechanism that guessed: guesses, how many were taken, and how many at once. Sums over the runs."""
+def speculation(counters: Mapping[str, int]) -> JsonObject:
+    """For each mechanism that guessed, what came of it, from the sums of its counters over the runs.
+
+    ``acceptance`` is of all guesses; ``position_acceptance`` of those that were compared, for what lies behind a wrong
+    guess never is. Widths and prefixes are means over the forwards that had a guess.
+    """
     found: JsonObject = {}
     for name in ("lookup", "draft"):
-        proposed, accepted = counters.get(f"{name}_proposed", 0), counters.get(f"{name}_accepted", 0)
-        if not proposed:
-            continue
-        rounds = counters.get(f"{name}_rounds", 0)
-        found[name] = {
-            "proposed": proposed,
-            "accepted": accepted,
-            "acceptance": accepted / proposed,
-            "rounds": rounds or None,
-            "mean_width": proposed / rounds if rounds else None,
-            "mean_accepted_prefix": accepted / rounds if rounds else None,
-            "declines": {key: value for key, value in counters.items() if key.startswith(name) and "declin" in key},
-        }
+        count = {key: counters.get(f"{name}_{key}", 0) for key in _SPECULATION}
+        if count["proposed"] and count["drafted_rounds"]:
+            found[name] = {
+                **count,
+                "acceptance": count["accepted"] / count["proposed"],
+                "position_acceptance": count["accepted"] / max(1, count["positions_tested"]),
+                "mean_width": count["proposed"] / count["drafted_rounds"],
+                "mean_accepted_prefix": count["accepted"] / count["drafted_rounds"],
+                "tokens_per_forward": count["emitted"] / max(1, count["rounds"]),
+                "declines": {
+                    key: value
+                    for key, value in counters.items()
+                    if value and key.startswith(f"{name}_") and ("declined" in key or "refused" in key)
+                },
+            }
     return found
