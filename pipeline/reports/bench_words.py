@@ -102,7 +102,7 @@ def path_table(document: JsonObject) -> Table:
     rows = []
     for arm in document["arms"]:
         counters = ", ".join(f"{name} {value:,}" for name, value in arm["path"]["counters"].items())
-        runner = "mlx_lm.generate.BatchGenerator" if arm["runner"] == "mlx_lm" else "our engine"
+        runner = "mlx-lm's BatchGenerator" if arm["runner"] == "mlx_lm" else "our engine"
         rows.append((arm["name"], runner, ", ".join(arm["path"]["seen"]) or "none", counters or "none"))
     return Table(("arm", "runs on", "mechanisms seen", "counters, all repetitions"), tuple(rows), is_prose=True)
 
@@ -123,7 +123,8 @@ def speculation_table(document: JsonObject) -> Table | None:
                     f"{found['mean_accepted_prefix']:.2f}",
                     f"{found['tokens_per_forward']:.2f}",
                     f"{found['paused_rounds']:,}",
-                    ", ".join(f"{key} {value}" for key, value in found["declines"].items()) or "none",
+                    ", ".join(f"{key.removeprefix(f'{name}_')} {value}" for key, value in found["declines"].items())
+                    or "none",
                 )
             )
     headings = (

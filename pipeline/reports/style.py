@@ -30,7 +30,7 @@ p { margin: 0.25rem 0 0.75rem; }
 .good .mark { color: var(--good); }
 .bad .mark { color: var(--bad); }
 .plain .mark { color: var(--quiet); }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; margin-bottom: 1.25rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { padding: 0.4rem 0.7rem; border-bottom: 1px solid var(--edge); text-align: right; vertical-align: top; }
 tbody td { white-space: nowrap; }

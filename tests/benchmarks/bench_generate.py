@@ -70,9 +70,10 @@ def _is_chosen(workload: Workload, only: str | None) -> bool:
 def _measure(workload: Workload, model: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Run one workload; its document, which is also written, with its page."""
     arms = asked.arms.split(",") if asked.arms else workload.arms
-    spec = GenerateSpec.model_validate({"model": {"name": "model"}, "width": workload.width, **workload.spec})
+    name = model.name if asked.model else "SmolLM2-135M-Instruct"
+    spec = GenerateSpec.model_validate({"model": {"name": name}, "width": workload.width, **workload.spec})
     with tempfile.TemporaryDirectory() as home:
-        settings = Settings(home=Path(home), models={"model": str(model)})
+        settings = Settings(home=Path(home), models={name: str(model)})
         request = bench_request(
             spec,
             arms,
