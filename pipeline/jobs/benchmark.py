@@ -35,7 +35,7 @@ _ARMS: Mapping[str, tuple[Mapping[str, Any], tuple[Mechanism, ...], tuple[Mechan
     "prefix_cache": ({"accelerate": "off", "prefix_cache": True}, ("prefix_cache",), ("lookup", "draft")),
     "lookup": ({"accelerate": "lookup", "prefix_cache": False}, ("lookup",), ("prefix_cache", "draft")),
     "draft": ({"accelerate": "draft", "prefix_cache": False}, ("draft",), ("prefix_cache", "lookup")),
-    "auto": ({"accelerate": "auto", "prefix_cache": True}, ("prefix_cache", "lookup", "draft"), ()),
+    "auto": ({"accelerate": "auto"}, ("governor",), ()),
 }
 
 #: What can be asked for.

@@ -66,7 +66,6 @@ _DEFINITIONS = (
     ("taken", "Guessed tokens that the model confirmed, of all that were guessed."),
     ("taken of tested", "The same of those that were compared: what lies behind a wrong guess never is."),
     ("mean width", "Guessed tokens for each forward of a row that had a guess."),
-    ("tokens per forward", "Tokens that a row said for each forward it was in; 1 without guesses."),
     ("paused", "Forwards in which a row did not guess because its last guesses had failed."),
     ("mean accepted prefix", "Confirmed tokens for each forward of a row that had a guess."),
 )

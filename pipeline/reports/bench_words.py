@@ -121,7 +121,6 @@ def speculation_table(document: JsonObject) -> Table | None:
                     f"{100 * found['position_acceptance']:.1f} %",
                     f"{found['mean_width']:.2f}",
                     f"{found['mean_accepted_prefix']:.2f}",
-                    f"{found['tokens_per_forward']:.2f}",
                     f"{found['paused_rounds']:,}",
                     ", ".join(f"{key.removeprefix(f'{name}_')} {value}" for key, value in found["declines"].items())
                     or "none",
@@ -129,7 +128,7 @@ def speculation_table(document: JsonObject) -> Table | None:
             )
     headings = (
         *("arm", "mechanism", "guessed", "taken", "taken of tested", "mean width", "mean accepted prefix"),
-        *("tokens per forward", "paused", "declines"),
+        *("paused", "declines"),
     )
     return Table(headings, tuple(rows)) if rows else None
 

@@ -35,7 +35,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { padding: 0.4rem 0.7rem; border-bottom: 1px solid var(--edge); text-align: right; vertical-align: top; }
 tbody td { white-space: nowrap; }
 .prose th, .prose td { text-align: left; }
-.prose td { white-space: normal; overflow-wrap: anywhere; }
+.prose td { white-space: normal; overflow-wrap: break-word; }
 th:first-child { text-align: left; padding-left: 0; }
 thead th { color: var(--quiet); font-weight: 600; vertical-align: bottom; }
 tbody th { font-weight: 600; }

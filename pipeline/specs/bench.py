@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.specs.base import Dtype, Frozen
 
 #: What an arm may show off. An arm that is there for one of them and never used it is compared with nothing.
-Mechanism = Literal["prefix_cache", "lookup", "draft"]
+Mechanism = Literal["prefix_cache", "lookup", "draft", "governor"]
 
 #: The arm that is mlx-lm's own batch call.
 LIBRARY_ARM = "mlx_lm"

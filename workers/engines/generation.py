@@ -90,6 +90,12 @@ class GenerationEngine:
         run.report()
         return run.stats(cancelled=cancelled)
 
+    def forget(self) -> None:
+        """Drop shared prefixes and what checks found, as if nothing had run; measured costs of steps stay."""
+        self._findings = Findings()
+        if self._machine is not None:
+            self._machine.prefixes.clear()
+
     def close(self) -> None:
         self._language_model = self._machine = self._dialogue = None
 

@@ -67,7 +67,8 @@ class Reply:
             ],
             "usage": usage,
         }
-        return Answer(index=self.index, body=body, usage=usage, measures=self._measures())
+        tokens = tuple(tuple(row.tokens) for row in self.rows)
+        return Answer(index=self.index, body=body, usage=usage, measures=self._measures(), tokens=tokens)
 
     def _usage(self, report_cache: bool) -> JsonObject:
         """The prompt counts once, however many choices there are."""

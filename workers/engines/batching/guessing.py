@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from workers.engines.batching.decoding import Advance
@@ -29,6 +30,7 @@ class Guesser:
         self._numbers: dict[Row, int] = {}
         self._next = 0
         self._asked = "plain"
+        self._decided: Counter[str] = Counter()
         self._propose_s = 0.0
 
     @property
@@ -59,6 +61,7 @@ class Guesser:
         if not self._proposers:
             return {}
         decision = self._decide(rows)
+        self._decided[decision.mechanism] += 1
         if decision.mechanism == "plain":
             return {}
         start = time.monotonic()
@@ -89,8 +92,10 @@ class Guesser:
             )
 
     def counters(self) -> dict[str, int]:
-        """What guessing came to, by proposer."""
+        """What guessing came to, by proposer, and how many steps a governor gave to whom."""
         counts: dict[str, int] = {}
+        if self._governor is not None:
+            counts |= {f"governor_{name}": steps for name, steps in self._decided.items()}
         for name, stats in self._stats.items():
             counts |= stats.as_counters(name)
         return counts

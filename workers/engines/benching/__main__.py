@@ -34,7 +34,7 @@ def main() -> int:
             _say(f"hint: {error.hint}")
         return int(error.exit_code)
     with outgoing:
-        outgoing.write(orjson.dumps(document))
+        outgoing.write(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
     _release()
     return int(ExitCode.OK)
 

@@ -18,9 +18,10 @@ COUNT_TOLERANCE = 0.005
 
 #: Counters of a run that show a mechanism at work: names, or beginnings of names that end in "_".
 EVIDENCE: Mapping[Mechanism, tuple[str, ...]] = {
-    "prefix_cache": ("prefix_hits", "cached_tokens"),
+    "prefix_cache": ("cached_tokens", "prefix_tokens"),
     "lookup": ("lookup_",),
     "draft": ("draft_",),
+    "governor": ("governor_",),
 }
 
 #: Words in a counter's name that say the opposite.

@@ -229,7 +229,6 @@ def speculation(counters: Mapping[str, int]) -> JsonObject:
                 "position_acceptance": count["accepted"] / max(1, count["positions_tested"]),
                 "mean_width": count["proposed"] / count["drafted_rounds"],
                 "mean_accepted_prefix": count["accepted"] / count["drafted_rounds"],
-                "tokens_per_forward": count["emitted"] / max(1, count["rounds"]),
                 "declines": {
                     key: value
                     for key, value in counters.items()

@@ -15,7 +15,7 @@ from workers.engines.generation import GenerationEngine
 
 def run_engine(engine: GenerationEngine, arm: BenchArm, items: Sequence[WorkItem]) -> ArmRun:
     """Answer all items once, with nothing kept from an earlier run."""
-    forget_prefixes(engine)
+    engine.forget()
     answers: dict[int, tuple[Answer, float]] = {}
 
     def emit(event: EngineEvent) -> None:
@@ -26,7 +26,7 @@ def run_engine(engine: GenerationEngine, arm: BenchArm, items: Sequence[WorkItem
         start = time.monotonic()
         stats = engine.run(items, arm.options, done=frozenset(), emit=emit, should_stop=lambda: False)
         seconds = time.monotonic() - start
-    forget_prefixes(engine)
+    engine.forget()
     return ArmRun(
         outcomes=tuple(_outcome(item, *answers[item.index], start) for item in items),
         seconds=seconds,
@@ -36,13 +36,6 @@ def run_engine(engine: GenerationEngine, arm: BenchArm, items: Sequence[WorkItem
         verdicts=stats.verdicts,
         engine_s=sum(end - begin for begin, end in stats.busy),
     )
-
-
-def forget_prefixes(engine: GenerationEngine) -> None:
-    """Drop what the engine keeps between shards, where it keeps anything: repetitions would find it."""
-    forget: Any = getattr(engine, "forget_prefixes", None)
-    if forget is not None:
-        forget()
 
 
 def _outcome(item: WorkItem, answer: Answer, at: float, start: float) -> Outcome:

@@ -66,7 +66,7 @@ def run_library(model: Any, dialogue: Dialogue, arm: BenchArm, items: Sequence[W
         start = time.monotonic()
         prepared = prepare_rows(dialogue, arm, items)
         rows = [row for row in prepared if isinstance(row, _Row)]
-        _generate(model, dialogue, int(arm.options["width"]), rows)
+        steps = _generate(model, dialogue, int(arm.options["width"]), rows)
         outcomes = tuple(
             _outcome(item, row, dialogue, start)
             if isinstance(row, _Row)
@@ -81,6 +81,7 @@ def run_library(model: Any, dialogue: Dialogue, arm: BenchArm, items: Sequence[W
         seconds=seconds,
         memory=memory.use(),
         itl_s={name: value for name, value in found.items() if value is not None},
+        counters={"decode_steps": steps},
     )
 
 
@@ -110,7 +111,9 @@ def margin_at(model: Any, prompt: Sequence[int], token: int, other: int) -> floa
     return abs(float(logits[token].item()) - float(logits[other].item()))
 
 
-def _generate(model: Any, dialogue: Dialogue, width: int, rows: Sequence[_Row]) -> None:
+def _generate(model: Any, dialogue: Dialogue, width: int, rows: Sequence[_Row]) -> int:
+    """Fills the rows in; how many steps said something."""
+    steps = 0
     generator: Any = BatchGenerator(  # mlx-lm's methods have no types
         model,
         stop_tokens=[[token] for token in dialogue.end_tokens],
@@ -128,6 +131,7 @@ def _generate(model: Any, dialogue: Dialogue, width: int, rows: Sequence[_Row]) 
             before = time.monotonic()
             read, generated = generator.next()
             now = time.monotonic()
+            steps += bool(generated)
             for response in read:
                 row = live[response.uid]
                 row.began_at = row.began_at or before
@@ -140,6 +144,7 @@ def _generate(model: Any, dialogue: Dialogue, width: int, rows: Sequence[_Row]) 
                     del live[response.uid]
     finally:
         generator.close()
+    return steps
 
 
 def _sampler(sampling: Sampling) -> Any:
