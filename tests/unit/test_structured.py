@@ -20,7 +20,7 @@ from tests.fixtures.dialogues import MARKERS, OPENING_TEMPLATE, TOOL_TEMPLATE, a
 from workers.engines.batching.rows import Row
 from workers.engines.chat import Dialogue
 
-#: White space may be 40 characters wide wherever it may be, and random logits use that.
+#: Indentation may be 32 characters wide wherever it may be, and random logits use that.
 CONTEXT = 3000
 
 

@@ -141,6 +141,7 @@ class GenerationRun:
         del self._replies[reply.index]
         self._tally.add_answer(answer)
         self._tally.count("unparsed_tool_calls", reply.unparsed_calls)
+        self._tally.count("dropped_tool_calls", reply.dropped_calls)
         self._tally.count("cached_tokens", sum(row.cached_tokens for row in reply.rows))
         self._answered += 1
         self._emit(answer)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _KEPT = 64
 
 #: Keywords that cannot be enforced are refused, whatever the schema says of itself. White space between JSON's tokens
-#: is bounded, since a model that begins to repeat it would fill its whole limit with it.
+#: is a blank, or a new line with its indentation: a model that begins to repeat it would fill its whole limit with it.
 COMPILE: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
-    "whitespace_pattern": r"[ \t\n\r]{1,40}",
+    "whitespace_pattern": r" |\n {0,32}|\n\t{1,8}",
 }
 
 _SCHEMA_PARAM = "response_format.json_schema.schema"
