@@ -86,7 +86,7 @@ CHAT = EngineCase(
     # Every third one is sampled, so that both kinds of row share batches.
     body=lambda n: _chat("hello " * (1 + 5 * n % 17), **({"temperature": 0.9, "top_p": 0.95} if n % 3 == 0 else {})),
     bad=[
-        (_chat("x", tools=[]), "unsupported_parameter"),
+        (_chat("x", audio={}), "unsupported_parameter"),
         (_chat("x", temperature=-1), "invalid_value"),
         (_chat("x", max_tokens=100_000), "context_length_exceeded"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value"),
