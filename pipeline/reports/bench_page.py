@@ -154,6 +154,7 @@ def _method(document: JsonObject) -> tuple[tuple[str, str], ...]:
         ("warm-up", f"{method['warm_up_items']} items through each arm, not measured"),
         ("order", "; ".join(", ".join(names) for names in method["order"])),
         ("reference for answers", method["reference"]),
+        ("shadow rows", "off: every answer is held against the reference's here"),
         ("bound of a tie", f"logits apart by at most {method['tie_bound']:g}"),
         ("tolerance of counts", f"{100 * method['count_tolerance']:g} % of the output tokens"),
     )

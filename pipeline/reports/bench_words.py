@@ -28,7 +28,8 @@ def _finding(arm: JsonObject, document: JsonObject) -> Finding:
         return Finding("bad", f"{name}: no ratio, an arm made no tokens.")
     low, high = ratio["interval"] or (0.0, float("inf"))
     level = "good" if low > 1 else "bad" if high < 1 else "plain"
-    spread = f"{ratio['low']:.2f} to {ratio['high']:.2f} in {len(ratio['per_run'])} repetitions"
+    count = len(ratio["per_run"])
+    spread = f"{ratio['low']:.2f} to {ratio['high']:.2f} in {count} repetition{'' if count == 1 else 's'}"
     interval = f"; 95 % interval {low:.2f} to {high:.2f}" if ratio["interval"] else ""
     text = f"{name}: {ratio['median']:.2f} times {baseline} ({spread}{interval}). {answers(arm, document)}."
     return Finding(level, text)  # type: ignore[arg-type]

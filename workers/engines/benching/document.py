@@ -5,7 +5,6 @@ The document is what is kept; tables and pages are made of it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -207,9 +206,12 @@ def _triple(values: Sequence[float]) -> JsonObject:
 
 
 def _summed(runs: Sequence[ArmRun]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+    """Counters of all runs together: sums, and the most of what is a peak."""
+    total: dict[str, int] = {}
     for run in runs:
-        total.update(run.counters)
+        for name, value in run.counters.items():
+            before = total.get(name, 0)
+            total[name] = max(before, value) if name.startswith("peak_") else before + value
     return dict(sorted(total.items()))
 
 
