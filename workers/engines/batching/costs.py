@@ -27,6 +27,11 @@ _STALE = 256
 _DOUBT_STALE, _DOUBT_FEW, _DOUBT_BETWEEN, _DOUBT_NEIGHBOUR, _DOUBT_PRIOR = 0.2, 0.4, 0.3, 0.4, 0.6
 
 
+#: Width and size of the context, both rounded; and measured ratios by columns.
+Cell = tuple[int, int]
+Curve = dict[int, float]
+
+
 class Estimate(NamedTuple):
     """Cost in plain steps of the same rows, and the share of its excess over 1 that may be wrong."""
 
@@ -64,21 +69,23 @@ class StepCosts:
     """Costs by width (rows), columns (tokens per row) and context (tokens in the cache of the longest row)."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], dict[int, _Shape]] = {}
+        self._cells: dict[Cell, dict[int, _Shape]] = {}
 
     def add(self, step: int, *, width: int, columns: int, context: int, seconds: float) -> None:
         cell = self._cells.setdefault(_cell(width, context), {})
         cell.setdefault(columns, _Shape()).add(step, seconds)
 
     def plain_seconds(self, width: int, context: int) -> float | None:
-        """Seconds of a plain step here, or None before one was measured."""
-        plain = self._cells.get(_cell(width, context), {}).get(1)
-        return plain.typical if plain else None
+        """Seconds of a plain step of so many rows, at the likest context; None before one was measured."""
+        return self._plain_seconds(_cell(width, context))
 
     def is_plain_known(self, step: int, width: int, context: int) -> bool:
-        """A plain step was measured here, and not too long ago."""
-        plain = self._cells.get(_cell(width, context), {}).get(1)
-        return plain is not None and step - plain.last_step <= _STALE
+        """A plain step of so many rows was measured, and not too long ago."""
+        rows, _ = _cell(width, context)
+        last = [
+            shapes[1].last_step for (cell_rows, _), shapes in self._cells.items() if cell_rows == rows and 1 in shapes
+        ]
+        return bool(last) and step - max(last) <= _STALE
 
     def estimate(self, step: int, *, width: int, columns: int, context: int) -> Estimate:
         """From measurements here; else from the likest width and context; else from a cautious guess."""
@@ -86,16 +93,18 @@ class StepCosts:
             return Estimate(1.0, 0.0)
         here = _cell(width, context)
         shapes = self._cells.get(here, {})
-        if len(shapes) > 1 and 1 in shapes:
-            if columns in shapes:
-                return Estimate(shapes[columns].typical / shapes[1].typical, shapes[columns].doubt(step))
-            return Estimate(_between(shapes, columns, _prior_slope(width)), _DOUBT_BETWEEN)
-        neighbour = self._nearest(here)
-        if neighbour is None:
-            return Estimate(1.0 + _prior_slope(width) * (columns - 1), _DOUBT_PRIOR)
-        wider = max(1.0, sqrt(here[0] / neighbour[0]))
-        ratio = _between(self._cells[neighbour], columns, _prior_slope(neighbour[0]))
-        return Estimate(1.0 + (ratio - 1.0) * wider, _DOUBT_NEIGHBOUR)
+        own = self._curve(here)
+        if columns in own:
+            return Estimate(own[columns], shapes[columns].doubt(step))
+        neighbour, scale = self._nearest(here, own, columns)
+        if neighbour is not None:
+            ratio = _between(neighbour, columns, _prior_slope(width))
+            return Estimate(1.0 + (ratio - 1.0) * scale, _DOUBT_NEIGHBOUR)
+        if len(own) > 1:
+            return Estimate(
+                _between(own, columns, _prior_slope(width)), _DOUBT_BETWEEN if columns < max(own) else _DOUBT_PRIOR
+            )
+        return Estimate(1.0 + _prior_slope(width) * (columns - 1), _DOUBT_PRIOR)
 
     def as_json(self) -> list[dict[str, object]]:
         """Measured costs: seconds of a plain step and ratios by columns, of each width and context."""
@@ -110,18 +119,42 @@ class StepCosts:
             if 1 in shapes
         ]
 
-    def _nearest(self, here: tuple[int, int]) -> tuple[int, int] | None:
-        known = [cell for cell, shapes in self._cells.items() if len(shapes) > 1 and 1 in shapes]
-        return min(known, key=lambda cell: (_distance(here, cell), cell), default=None)
+    def _plain_seconds(self, cell: Cell) -> float | None:
+        known = [other for other, shapes in self._cells.items() if other[0] == cell[0] and 1 in shapes]
+        if not known:
+            return None
+        return self._cells[min(known, key=lambda other: (_distance(cell, other), other))][1].typical
+
+    def _curve(self, cell: Cell) -> Curve:
+        """Measured ratios by columns, 1 among them; empty without a plain step of so many rows."""
+        plain = self._plain_seconds(cell)
+        if plain is None:
+            return {}
+        return {c: shape.typical / plain for c, shape in self._cells.get(cell, {}).items()} | {1: 1.0}
+
+    def _nearest(self, here: Cell, own: Curve, columns: int) -> tuple[Curve | None, float]:
+        """The likest cell that reaches so many columns, if it can tell more than ours; and how much steeper ours is."""
+        if len(own) > 1 and max(own) > columns:
+            return None, 1.0
+        known = [cell for cell, shapes in self._cells.items() if max(shapes) >= columns and self._curve(cell)]
+        if not known:
+            return None, 1.0
+        nearest = min(known, key=lambda cell: (_distance(here, cell), cell))
+        curve = self._curve(nearest)
+        if len(own) > 1:
+            theirs = sum(_between(curve, c, _prior_slope(nearest[0])) - 1.0 for c in own)
+            ours = sum(ratio - 1.0 for ratio in own.values())
+            return curve, min(2.0, max(0.5, ours / theirs)) if theirs > 0 else 1.0
+        return curve, max(1.0, sqrt(here[0] / nearest[0]))
 
 
-def _cell(width: int, context: int) -> tuple[int, int]:
+def _cell(width: int, context: int) -> Cell:
     """Widths that differ by less than a quarter share a cell, and contexts up to each power of two from 128 on."""
     step = 1 << max(0, width.bit_length() - 3)
     return -(-width // step) * step, max(0, (context - 1).bit_length() - 7)
 
 
-def _distance(one: tuple[int, int], other: tuple[int, int]) -> float:
+def _distance(one: Cell, other: Cell) -> float:
     return abs(log2(one[0] / other[0])) + 0.25 * abs(one[1] - other[1])
 
 
@@ -129,12 +162,12 @@ def _prior_slope(width: int) -> float:
     return min(1.0, PRIOR_SLOPE * sqrt(width))
 
 
-def _between(shapes: dict[int, _Shape], columns: int, slope: float) -> float:
+def _between(curve: Curve, columns: int, slope: float) -> float:
     """Ratio on the straight line between measured columns; past the last one at least as steep as ``slope``."""
-    plain = shapes[1].typical
-    points = [(known, shapes[known].typical / plain) for known in sorted(shapes)]
+    points = sorted(curve.items())
     for (low, low_ratio), (high, high_ratio) in pairwise(points):
         if columns <= high:
-            return low_ratio + (high_ratio - low_ratio) * (columns - low) / (high - low)
+            return low_ratio + (high_ratio - low_ratio) * max(0, columns - low) / (high - low)
     last, last_ratio = points[-1]
-    return last_ratio + (columns - last) * max(slope, (last_ratio - 1.0) / (last - 1))
+    steepness = max(slope, (last_ratio - 1.0) / (last - 1)) if last > 1 else slope
+    return last_ratio + (columns - last) * steepness

@@ -15,14 +15,15 @@ from workers.engines.batching.decisions import DecisionLog
 
 Mechanism = Literal["plain", "lookup", "draft"]
 
-#: A mechanism that is not in charge must promise this much more than the one that is.
-MARGIN = 1.03
+#: What a mechanism must promise against plain decoding: of several estimates the best is the most flattered one. More
+#: is asked of one that is not in charge.
+MARGIN, MARGIN_TO_CHANGE = 1.01, 1.04
 
 #: An untried shape is tried if it could be this much faster than what is known.
 HOPE = 1.05
 
 #: Time that may be lost by trying: so many plain steps at once, and this share of the time since.
-GRANT, SHARE = 1.0, 0.01
+GRANT, SHARE = 1.0, 0.005
 
 #: So many plain steps in a row put plain decoding in charge.
 PATIENCE = 32
@@ -163,7 +164,8 @@ class Governor:
         cost = (seen.forward_s + seen.propose_s) / plain_s if plain_s else self._choice.cost
         self._allowance += SHARE * cost
         if self._is_trying:
-            tokens = 1.0 + sum(accepted for _, accepted in seen.outcomes) / seen.width
+            came = 1.0 + sum(accepted for _, accepted in seen.outcomes) / seen.width
+            tokens = (came + self._choice.tokens) / 2.0  # halves what one step's luck costs
             self._allowance -= max(0.0, cost - tokens / self._rival_score)
 
     def as_json(self) -> dict[str, Any]:
@@ -199,7 +201,9 @@ class Governor:
 
     def _best(self, options: Sequence[Option]) -> Option:
         def promise(option: Option) -> float:
-            return option.score * (MARGIN if option.mechanism == self._in_charge else 1.0)
+            if option.mechanism == "plain":
+                return option.score
+            return option.score / (MARGIN if option.mechanism == self._in_charge else MARGIN_TO_CHANGE)
 
         return max(options, key=promise)
 
@@ -218,7 +222,7 @@ class Governor:
         ]
         if not hopeful:
             return None
-        chosen = max(hopeful, key=lambda option: option.hoped)
+        chosen = min(hopeful, key=lambda option: self._loss(option, best))
         if chosen.mechanism == "draft":
             self._trial_left = DRAFT_TRIAL - 1
         return chosen
