@@ -20,7 +20,7 @@ _SAMPLES = 5
 #: From so many measurements on a cost is known.
 _ENOUGH = 3
 
-#: Steps after which a cost should be measured again: other rows, a warmer machine.
+#: Steps after which a cost should be measured again (other rows, a warmer machine), and becomes more doubtful.
 _STALE = 256
 
 #: Share of a ratio's excess over 1 that may be wrong, by what it rests on.
@@ -55,14 +55,16 @@ class _Shape:
         self.last_step = 0
 
     def add(self, step: int, seconds: float) -> None:
+        if self.samples and step - self.last_step > _STALE:
+            self.samples = deque([self.typical], maxlen=_SAMPLES)
         self.samples.append(seconds)
         self.typical = sorted(self.samples)[(len(self.samples) - 1) // 2]
         self.last_step = step
 
     def doubt(self, step: int) -> float:
-        if len(self.samples) < _ENOUGH:
-            return _DOUBT_FEW / len(self.samples)
-        return _DOUBT_STALE if step - self.last_step > _STALE else 0.0
+        few = _DOUBT_FEW / len(self.samples) if len(self.samples) < _ENOUGH else 0.0
+        old = _DOUBT_STALE * max(0, (step - self.last_step) // _STALE)
+        return max(few, min(_DOUBT_PRIOR, old))
 
 
 class StepCosts:

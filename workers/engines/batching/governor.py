@@ -22,8 +22,12 @@ MARGIN, MARGIN_TO_CHANGE = 1.01, 1.04
 #: An untried shape is tried if it could be this much faster than what is known.
 HOPE = 1.05
 
+#: When no row waits for a place, the batch ends with its slowest row. What the others' tokens are still worth, because
+#: rows that end early leave a narrower batch, which is cheaper.
+LAST_WORTH = 0.5
+
 #: Time that may be lost by trying: so many plain steps at once, and this share of the time since.
-GRANT, SHARE = 1.0, 0.005
+GRANT, MOST, SHARE = 1.0, 1.5, 0.005
 
 #: So many plain steps in a row put plain decoding in charge.
 PATIENCE = 32
@@ -31,7 +35,7 @@ PATIENCE = 32
 #: Steps that a drafter is tried for at a time; its first one catches up with the text.
 DRAFT_TRIAL = 4
 
-#: A draft's chance per token, and its seconds per token in plain steps, before any was seen.
+#: A draft's chance per token, and its time per token in plain steps, before any was seen.
 _DRAFT_CHANCE, _DRAFT_COST = 0.6, 0.25
 
 #: Hope for a better chance while fewer guesses than this were compared.
@@ -39,6 +43,9 @@ _DRAFT_HOPE, _DRAFT_TESTED = 0.2, 50.0
 
 #: What an older observation of acceptance weighs after a newer step.
 _KEPT = 0.98
+
+#: And after a plain step: distrust passes in time, or a guesser that lied once would never be asked again.
+_KEPT_IDLE = 0.998
 
 
 class Situation(NamedTuple):
@@ -50,12 +57,14 @@ class Situation(NamedTuple):
         outlook: for each row that prompt lookup could guess for now, the chances that its first, first two, ...
             guesses all come true (`PromptLookup.outlook`). Empty where lookup is not allowed.
         draft_limit: most tokens that a drafter could guess for a row now; 0 where none is allowed.
+        is_last: no further row waits for a place in the batch.
     """
 
     width: int
     context: int
     outlook: Sequence[Sequence[float]] = ()
     draft_limit: int = 0
+    is_last: bool = False
 
 
 class Decision(NamedTuple):
@@ -86,23 +95,24 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to do the next step: tokens per row that it should bring, and its cost in plain steps.
+    """One way to do the next step: what its tokens per row are worth, how many are expected, its cost in plain steps.
 
     ``hoped`` is its score if all that is uncertain turns out well.
     """
 
     mechanism: Mechanism
     columns: int
+    worth: float
     tokens: float
     cost: float
     hoped: float
 
     @property
     def score(self) -> float:
-        return self.tokens / self.cost
+        return self.worth / self.cost
 
 
-_PLAIN = Option("plain", 1, 1.0, 1.0, 1.0)
+_PLAIN = Option("plain", 1, 1.0, 1.0, 1.0, 1.0)
 
 
 class _Share:
@@ -116,6 +126,10 @@ class _Share:
     def add(self, came: float, expected: float) -> None:
         self.came = self.came * _KEPT + came
         self.expected = self.expected * _KEPT + expected
+
+    def fade(self) -> None:
+        self.came *= _KEPT_IDLE
+        self.expected *= _KEPT_IDLE
 
     def value(self, prior: float, weight: float) -> float:
         return (self.came + prior * weight) / (self.expected + weight)
@@ -140,7 +154,7 @@ class Governor:
         self._trial_left = 0
         self._lookup_came = _Share()
         self._draft_came = _Share()
-        self._draft_seconds = _Share()
+        self._draft_cost = _Share()
 
     def decide(self, situation: Situation) -> Decision:
         """What to do in the next step."""
@@ -159,14 +173,19 @@ class Governor:
         self._step += 1
         self.log.count(seen.mechanism, is_trial=self._is_trying)
         self.costs.add(self._step, width=seen.width, columns=seen.columns, context=seen.context, seconds=seen.forward_s)
-        self._learn_acceptance(seen)
         plain_s = self.costs.plain_seconds(seen.width, seen.context)
+        self._learn_guesses(seen, plain_s)
         cost = (seen.forward_s + seen.propose_s) / plain_s if plain_s else self._choice.cost
-        self._allowance += SHARE * cost
+        self._allowance = min(MOST, self._allowance + SHARE * cost)
         if self._is_trying:
             came = 1.0 + sum(accepted for _, accepted in seen.outcomes) / seen.width
-            tokens = (came + self._choice.tokens) / 2.0  # halves what one step's luck costs
-            self._allowance -= max(0.0, cost - tokens / self._rival_score)
+            # Half of what came, half of what was expected: one step's luck says little about what the trial cost.
+            worth = self._choice.worth * (came / self._choice.tokens + 1.0) / 2.0
+            self._allowance = min(MOST, self._allowance - (cost - worth / self._rival_score))
+
+    def measured(self, *, width: int, columns: int, context: int, forward_s: float) -> None:
+        """Learn a cost from a forward outside the run: a warm-up or a probe. Spares trials."""
+        self.costs.add(self._step, width=width, columns=columns, context=context, seconds=forward_s)
 
     def as_json(self) -> dict[str, Any]:
         """For the job's record: what was decided when and why, and the costs it rests on."""
@@ -174,12 +193,16 @@ class Governor:
 
     def _lookups(self, situation: Situation) -> Iterator[Option]:
         width, rows = situation.width, situation.outlook
-        trust = min(1.5, max(0.5, self._lookup_came.value(1.0, 8.0)))
-        tokens = 1.0
+        trust = min(1.5, self._lookup_came.value(1.0, 8.0))
+        mean = slowest = 1.0
         for guessed in range(max(map(len, rows), default=0)):
-            tokens += trust * sum(row[guessed] for row in rows if guessed < len(row)) / width
+            chances = [row[guessed] for row in rows if guessed < len(row)]
+            mean += trust * sum(chances) / width
+            if len(chances) == width:
+                slowest += trust * min(chances)
+            tokens = LAST_WORTH * mean + (1.0 - LAST_WORTH) * slowest if situation.is_last else mean
             cost = self.costs.estimate(self._step, width=width, columns=guessed + 2, context=situation.context)
-            yield Option("lookup", guessed + 2, tokens, cost.ratio, tokens / cost.hoped)
+            yield Option("lookup", guessed + 2, tokens, mean, cost.ratio, tokens / cost.hoped)
 
     def _drafts(self, situation: Situation) -> Iterator[Option]:
         if situation.draft_limit < 1:
@@ -188,16 +211,14 @@ class Governor:
         chance = min(0.99, self._draft_came.value(_DRAFT_CHANCE, 2.0))
         unsure = max(0.0, 1.0 - self._draft_came.expected / _DRAFT_TESTED)
         hope = min(0.99, chance + _DRAFT_HOPE * unsure)
-        plain_s = self.costs.plain_seconds(width, context)
-        drafting = self._draft_seconds.came / self._draft_seconds.expected if self._draft_seconds.expected else None
-        each = drafting / plain_s if drafting is not None and plain_s else _DRAFT_COST
+        each = self._draft_cost.value(_DRAFT_COST, 0.5)
         for guessed in range(1, situation.draft_limit + 1):
             cost = self.costs.estimate(self._step, width=width, columns=guessed + 1, context=context)
             tokens = sum(chance**power for power in range(guessed + 1))
             hoped = sum(hope**power for power in range(guessed + 1))
             proposing = each * guessed
-            hoped_cost = cost.hoped + proposing * (0.5 if drafting is None else 1.0)
-            yield Option("draft", guessed + 1, tokens, cost.ratio + proposing, hoped / hoped_cost)
+            hoped_cost = cost.hoped + proposing * (1.0 - 0.5 * unsure)
+            yield Option("draft", guessed + 1, tokens, tokens, cost.ratio + proposing, hoped / hoped_cost)
 
     def _best(self, options: Sequence[Option]) -> Option:
         def promise(option: Option) -> float:
@@ -230,20 +251,21 @@ class Governor:
     def _loss(self, option: Option, best: Option) -> float:
         """Plain steps that trying this is expected to lose against the best."""
         times = DRAFT_TRIAL if option.mechanism == "draft" else 1
-        return times * (option.cost - option.tokens / best.score)
+        return times * (option.cost - option.worth / best.score)
 
     def _take_charge(self, situation: Situation, best: Option) -> None:
         self._plain_steps = self._plain_steps + 1 if best.mechanism == "plain" else 0
         if best.mechanism == self._in_charge or 0 < self._plain_steps < PATIENCE:
             return
-        why = f"{best.tokens:.2f} tokens a row for {best.cost:.2f} plain steps"
+        why = f"{best.worth:.2f} tokens a row for {best.cost:.2f} plain steps"
         if best.mechanism == "plain":
             why = f"nothing promised more for {PATIENCE} steps"
         self.log.note(self._step, situation.width, situation.context, self._in_charge, best.mechanism, why)
         self._in_charge = best.mechanism
 
-    def _learn_acceptance(self, seen: Observation) -> None:
+    def _learn_guesses(self, seen: Observation, plain_s: float | None) -> None:
         if seen.mechanism == "plain":
+            self._lookup_came.fade()
             return
         accepted = sum(accepted for _, accepted in seen.outcomes)
         if seen.mechanism == "lookup" and self._choice.mechanism == "lookup":
@@ -251,4 +273,5 @@ class Governor:
         elif seen.mechanism == "draft":
             tested = sum(accepted + (accepted < guessed) for guessed, accepted in seen.outcomes)
             self._draft_came.add(accepted, tested)
-            self._draft_seconds.add(seen.propose_s, seen.columns - 1)
+            if plain_s:
+                self._draft_cost.add(seen.propose_s / plain_s, seen.columns - 1)

@@ -163,6 +163,7 @@ class _Run:
             context=self.context(),
             outlook=list(self._lookup.outlook(limits).values()),
             draft_limit=min(self._draft_limit, max(limits.values())),
+            is_last=self._next == len(self._rows),
         )
 
     def guesses(self, decision: Decision) -> dict[int, list[int]]:
