@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +78,31 @@ def test_reasoning_that_the_prompt_opened_needs_no_marker(opening: Pair) -> None
     _, answer, choice = speak(opening, "hm</think>Two.")
     assert choice["message"] == {"role": "assistant", "content": "Two.", "reasoning_content": "hm"}
     assert answer.usage["completion_tokens_details"]["reasoning_tokens"] == len(opening[1].encode("hm</think>"))
+
+
+def test_channels_are_told_apart(tmp_path: Path) -> None:
+    words = ("<|channel|>", "<|message|>", "analysis", "final", "commentary")
+    pair = write_dialogue(tmp_path / "channels", None, words, context_length=1000)
+    said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Two."
+    # The tiny tokenizer ends its answers with what is the end of a channel here.
+    _, answer, choice = speak(pair, said, ends=False)
+    assert choice["message"] == {"role": "assistant", "content": "Two.", "reasoning_content": "hm"}
+    assert answer.usage["completion_tokens_details"]["reasoning_tokens"] == len(pair[1].encode("<|message|>hm<|end|>"))
+    _, _, choice = speak(pair, "<|channel|>final<|message|>Two.")
+    assert choice["message"] == {"role": "assistant", "content": "Two."}
+    rule = ask(pair[0], response_format={"type": "json_object"}).rows[0].rule
+    assert rule is not None
+    brace, end, first = pair[1].encode("{")[0], pair[0].end_tokens[0], np.zeros(pair[0].vocabulary.size, np.float32)
+    heads = {
+        "": (True, False),
+        "<|channel|>analysis<|message|>hm": (True, True),
+        "<|channel|>final<|message|>": (True, False),
+        "<|channel|>final<|message|>{": (False, False),
+    }
+    for text, (opens, any_word) in heads.items():
+        ruled = rule.apply(first, pair[1].encode(text))
+        assert np.isfinite(ruled[[brace, pair[1].encode("a")[0]]]).tolist() == [opens, any_word]
+        assert not np.isfinite(ruled[end])
 
 
 def test_special_tokens_are_text_inside_a_call_alone(marked: Pair) -> None:

@@ -16,7 +16,7 @@ from workers.engines.overflow import Overflow, fit_prompt
 from workers.engines.requests import GenerationRequest
 from workers.engines.structured import GrammarRule, Grammars, Thought
 from workers.engines.tool_calls import parse_calls
-from workers.engines.turns import Markers, Turn
+from workers.engines.turns import FINAL_CHANNEL, Markers, Turn, has_channels
 from workers.engines.vocabulary import Vocabulary
 
 
@@ -35,7 +35,8 @@ class Dialogue:
 
     @property
     def has_thinking(self) -> bool:
-        return bool(self._tokenizer.has_thinking)
+        """Whether the model marks what it thinks before it answers."""
+        return self._plain_markers.has_reasoning
 
     @property
     def has_tools(self) -> bool:
@@ -91,14 +92,25 @@ class Dialogue:
 
     def turn(self, request: GenerationRequest, prompt: Sequence[int]) -> Turn | None:
         """What tells an answer's parts apart; None where an answer has one part only."""
-        if request.messages is None or not (self.has_thinking or request.tools):
+        markers = self._tool_markers if request.tools else self._plain_markers
+        if request.messages is None or markers.is_plain:
             return None
-        return Turn(self._tool_markers if request.tools else self._plain_markers, thinking=self._opens_thought(prompt))
+        return Turn(markers, thinking=self._opens_thought(prompt))
 
     def thought(self, prompt: Sequence[int]) -> Thought | None:
-        """The reasoning that may come before an answer; None where the model has none."""
+        """The reasoning that may come before an answer; None where the model has none.
+
+        Raises:
+            UnsupportedParameter: where the answer proper begins cannot be said in tokens.
+        """
         if not self.has_thinking:
             return None
+        if has_channels(self._tokenizer):
+            header = self._tokenizer.encode(FINAL_CHANNEL, add_special_tokens=False)
+            return Thought(tuple(header[:1]), tuple(header), is_open=False)
+        if not self._tokenizer.has_thinking:
+            message = "this model's answers have headers that no grammar here knows"
+            raise UnsupportedParameter(message, param="response_format")
         start, end = self._tokenizer.think_start_tokens, self._tokenizer.think_end_tokens
         return Thought(tuple(start), tuple(end), is_open=self._opens_thought(prompt))
 
@@ -107,7 +119,7 @@ class Dialogue:
 
         Nothing but white space may follow the marker: a message that speaks of the marker opens nothing.
         """
-        if not self.has_thinking:
+        if not self._tokenizer.has_thinking:
             return False
         place = self._tokenizer.rfind_think_start(list(prompt))
         behind = place + len(self._tokenizer.think_start_tokens)

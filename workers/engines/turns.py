@@ -21,6 +21,9 @@ State = Literal["normal", "reasoning", "tool"] | str
 
 Transitions = dict[str, list[tuple[str, str]]]
 
+#: What stands before the answer proper of a model that writes in channels.
+FINAL_CHANNEL = "<|channel|>final<|message|>"
+
 _MACHINE: Any = TextStateMachine  # has no types
 
 
@@ -42,6 +45,8 @@ class Markers:
         transitions = read_transitions(tokenizer, tools=tools)
         self.machine = _MACHINE(transitions)
         self.initial: State = own.response_initial_state or "normal"
+        self.is_plain = not transitions
+        self.has_reasoning = "reasoning" in transitions
         texts = [text for edges in transitions.values() for text, _ in edges]
         special = {token: str(added) for token, added in own.added_tokens_decoder.items() if added.special}
         #: Special tokens that are no part of a marker: no text, except inside a tool call, whose parser reads them.
@@ -52,6 +57,11 @@ class Markers:
         return self._vocabulary.decode(tokens, special=True)
 
 
+def has_channels(tokenizer: TokenizerWrapper) -> bool:
+    """Whether the model writes in channels, as gpt-oss does; mlx-lm knows no markers of those."""
+    return not tokenizer.has_thinking and {"<|start|>", "<|channel|>", "<|message|>"} <= tokenizer.get_vocab().keys()
+
+
 def read_transitions(tokenizer: TokenizerWrapper, *, tools: bool) -> Transitions:
     """From which state a text leads to which other; without ``tools`` a call is content like any other."""
     edges: Transitions = {}
@@ -60,6 +70,11 @@ def read_transitions(tokenizer: TokenizerWrapper, *, tools: bool) -> Transitions
         edges.setdefault(source, []).append((marker, target))
 
     own: Transitions = tokenizer.response_transitions
+    if has_channels(tokenizer):
+        lead("normal", "<|channel|>analysis<|message|>", "reasoning")
+        lead("reasoning", "<|end|>", "normal")
+        for header in ("<|channel|>commentary<|message|>", FINAL_CHANNEL, "<|start|>assistant", "<|end|>"):
+            lead("normal", header, "normal")
     if tokenizer.has_thinking:
         lead("normal", tokenizer.think_start, "reasoning")
         lead("reasoning", tokenizer.think_end, "normal")
