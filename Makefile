@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 CHAOS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check verify lock clean bench-claims bench-intake bench-orchestration bench-generate bench-cranfield
+.PHONY: help demo test chaos check verify lock clean bench-claims bench-intake bench-orchestration bench-generate bench-governor bench-cranfield
 
 help: ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1	/' | awk -F '\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ bench-intake: .venv/.installed-dev ## lines/s and memory of reading a request fi
 
 bench-claims: .venv/.installed-dev ## claims/s of 16 processes on PostgreSQL; BENCH_ARGS="--sqlite"
 	@$(PY) tests/benchmarks/bench_claims.py $(BENCH_ARGS)
+
+bench-governor: .venv/.installed-dev ## `auto` against every fixed choice, in replays of recorded runs; BENCH_ARGS="--jitter 0.2"
+	@$(PY) -m tests.benchmarks.bench_governor $(BENCH_ARGS)
 
 bench-orchestration: .venv/.installed-dev ## share of a real job's time outside engine calls; needs `make demo` before
 	@$(PY) tests/benchmarks/bench_orchestration.py demo-output/home/models/smollm2 --requests 160 $(BENCH_ARGS)

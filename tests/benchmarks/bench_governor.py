@@ -1,6 +1,6 @@
 """The governor against every fixed choice, in replays of recorded token streams and step costs.
 
-    python tests/benchmarks/bench_governor.py [--times 4] [--jitter 0.2] [--decisions]
+    python -m tests.benchmarks.bench_governor [--times 4] [--jitter 0.2] [--decisions]
 
 Five workloads, widths 1, 4 and 16, three cost models. Tokens per second relative to plain decoding; ``auto/best`` is
 the figure with a bar (0.98). ``--jitter`` spreads each step's time by a seeded factor, the same for all policies at

@@ -1,6 +1,6 @@
 """How long one forward of SmolLM2 takes by rows, tokens per row and context, for `bench_governor.py`.
 
-    python tests/benchmarks/record_step_costs.py [--repeats 7] > tests/benchmarks/data/step_costs_cpu.json
+    python -m tests.benchmarks.record_step_costs [--repeats 7] > tests/benchmarks/data/step_costs_cpu.json
 
 float32 with OpenBLAS, batched caches of mlx-lm. The shapes are run in turn, again and again, so that a slow minute hits
 them all; the medians are written, in seconds. Every row holds the same tokens, which changes no shape.
@@ -39,7 +39,7 @@ def relaunch_with_blas() -> None:
     """Start this script anew with a real BLAS in front of MLX's, unless it has one."""
     added = blas_environment()
     if any(os.environ.get(name) != value for name, value in added.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | added)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | added)
 
 
 def record(model_path: Path, repeats: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What SmolLM2 says greedily to the prompts of five workloads, for `bench_governor.py`.
 
-    python tests/benchmarks/record_streams.py > tests/benchmarks/data/streams.json
+    python -m tests.benchmarks.record_streams > tests/benchmarks/data/streams.json
 
 Token ids of prompts and answers (at most 96 tokens each, the end token included), 16 rows a workload.
 """

@@ -72,10 +72,13 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._cells: dict[Cell, dict[int, _Shape]] = {}
+        self._curves: dict[Cell, Curve] = {}
 
     def add(self, step: int, *, width: int, columns: int, context: int, seconds: float) -> None:
-        cell = self._cells.setdefault(_cell(width, context), {})
-        cell.setdefault(columns, _Shape()).add(step, seconds)
+        key = _cell(width, context)
+        self._cells.setdefault(key, {}).setdefault(columns, _Shape()).add(step, seconds)
+        for cell in [cell for cell in self._curves if cell[0] == key[0]]:
+            del self._curves[cell]
 
     def plain_seconds(self, width: int, context: int) -> float | None:
         """Seconds of a plain step of so many rows, at the likest context; None before one was measured."""
@@ -129,10 +132,11 @@ class StepCosts:
 
     def _curve(self, cell: Cell) -> Curve:
         """Measured ratios by columns, 1 among them; empty without a plain step of so many rows."""
-        plain = self._plain_seconds(cell)
-        if plain is None:
-            return {}
-        return {c: shape.typical / plain for c, shape in self._cells.get(cell, {}).items()} | {1: 1.0}
+        if cell not in self._curves:
+            plain = self._plain_seconds(cell)
+            known = {c: shape.typical / plain for c, shape in self._cells.get(cell, {}).items()} if plain else {}
+            self._curves[cell] = known | {1: 1.0} if plain else {}
+        return self._curves[cell]
 
     def _nearest(self, here: Cell, own: Curve, columns: int) -> tuple[Curve | None, float]:
         """The likest cell that reaches so many columns, if it can tell more than ours; and how much steeper ours is."""
