@@ -64,7 +64,10 @@ class Contract(Frozen):
     ceilings: Ceilings = Ceilings()
     fallback: Fallback = "decline"
     shadow: float = Field(
-        default=0.02, ge=0, le=1, description="share of finished rows that are decoded again by the plain path"
+        default=0.02,
+        ge=0,
+        le=1,
+        description="share of the tokens that are decoded again by the plain path; 1 is every row",
     )
 
 

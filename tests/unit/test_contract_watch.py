@@ -104,12 +104,26 @@ def test_a_mechanism_must_promise_as_much_as_the_contract_asks() -> None:
     assert not watch().permits("distribution_preserving")
 
 
-@pytest.mark.parametrize(("share", "rows", "due"), [(0.02, 200, 4), (0.1, 30, 3), (0.02, 3, 1), (0, 50, 0), (1, 9, 9)])
-def test_the_first_row_and_then_the_share_is_decoded_again(share: float, rows: int, due: int) -> None:
+@pytest.mark.parametrize(("share", "rows", "due"), [(0.02, 200, 4), (0.1, 33, 4), (0.02, 3, 1), (0, 50, 0), (1, 9, 9)])
+def test_the_first_row_of_a_mechanism_and_then_the_share_of_tokens_is_decoded_again(
+    share: float, rows: int, due: int
+) -> None:
     one = watch(shadow=share)
-    answers = [one.shadow_due() for _ in range(rows)]
+    answers = []
+    for _ in range(rows):
+        one.worked(64)
+        answers.append(one.shadow_due("lookup", 64))
     assert sum(answers) == due
     assert answers[0] == (share > 0)
+
+
+def test_the_first_row_of_each_mechanism_is_decoded_again_once_in_a_process() -> None:
+    findings = Findings()
+    first, second = ContractWatch(Contract(), findings), ContractWatch(Contract(), findings)
+    assert first.shadow_due("lookup", 100) and first.shadow_due("batching", 100)
+    assert not second.shadow_due("lookup", 100)
+    second.worked(5_000)
+    assert second.shadow_due("lookup", 100) and not second.shadow_due("lookup", 100)
 
 
 def test_past_a_ceiling_fewer_rows_must_do_and_one_row_is_the_end() -> None:

@@ -5,7 +5,6 @@ Who probes and decodes again is elsewhere; here it is said what was found, and a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -28,9 +27,17 @@ _SIZE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 @dataclass(slots=True)
 class Findings:
-    """Mechanisms that broke a contract in this process, and why: true of model and machine, whichever job found it."""
+    """What outlives a run, since it is true of model and machine, whichever job found it.
+
+    Attributes:
+        reasons: mechanisms that broke a contract in this process, and why.
+        seen: mechanisms of which a row was decoded again.
+        credit: tokens that may be decoded again.
+    """
 
     reasons: dict[str, str] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+    credit: float = 0.0
 
 
 class ContractWatch:
@@ -46,7 +53,6 @@ class ContractWatch:
         self._findings = Findings() if findings is None else findings
         self._verdicts: dict[tuple[str, str, str], Verdict] = {}
         self._highest: dict[str, float] = {}
-        self._finished = 0
         for mechanism, reason in self._findings.reasons.items():
             self._note(Verdict(mechanism, "declined", "violated_before", f"off in this process: {reason}"))
         if self.is_plain:
@@ -77,14 +83,22 @@ class ContractWatch:
             case _:
                 return False
 
-    def shadow_due(self) -> bool:
-        """Call once for each row that accelerations helped to finish: whether the plain path is to decode it again.
+    def worked(self, tokens: int) -> None:
+        """So many tokens went through the model; the contract's share of them may be decoded again."""
+        self._findings.credit += self.contract.shadow * tokens
 
-        The first of a run is, and then every row that takes the number over the contract's share.
+    def shadow_due(self, mechanism: str, tokens: int) -> bool:
+        """Whether the plain path is to decode a finished row of so many tokens again, which ``mechanism`` helped.
+
+        The first of each mechanism is, as a probe on the job's own rows, and then as many as the credit pays for.
         """
-        self._finished += 1
-        share = self.contract.shadow
-        return _wanted(share, self._finished) > _wanted(share, self._finished - 1)
+        if self.contract.shadow == 0.0:
+            return False
+        if mechanism in self._findings.seen and self.contract.shadow < 1.0 and self._findings.credit < tokens:
+            return False
+        self._findings.seen.add(mechanism)
+        self._findings.credit = max(0.0, self._findings.credit - tokens)
+        return True
 
     # --- what was found ---
 
@@ -169,11 +183,6 @@ class ContractWatch:
         key = verdict.mechanism, verdict.outcome, verdict.code
         before = self._verdicts.get(key)
         self._verdicts[key] = replace(verdict, count=verdict.count + (before.count if before else 0))
-
-
-def _wanted(share: float, finished: int) -> int:
-    """How many of ``finished`` rows are decoded again; the rounding keeps 0.1 * 30 at 3."""
-    return math.ceil(round(share * finished, 9))
 
 
 def _at(tokens: Sequence[int], place: int) -> str:

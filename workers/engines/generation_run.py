@@ -88,8 +88,10 @@ class GenerationRun:
         while not self._scheduler.is_idle:
             if should_stop():
                 return True
+            before = self._tally.tokens
             for advance in self._scheduler.step():
                 self._take(advance)
+            self._watch.worked(self._tally.tokens - before)
             self._report_in_time("decode")
         self._watch.ceiling("resident_bytes", peak_rss_bytes(), rows=self._scheduler.width)
         self._watch.ceiling("kv_bytes", self._scheduler.most_cache_bytes, rows=self._scheduler.width)
@@ -163,7 +165,7 @@ class GenerationRun:
     def _stands(self, row: Row) -> bool:
         """Whether a finished row may be answered; one whose shadow differs is decoded again."""
         mechanism = row.helped_by or ("batching" if self._scheduler.width > 1 else None)
-        if mechanism is None or not self._watch.shadow_due():
+        if mechanism is None or not self._watch.shadow_due(mechanism, len(row.prompt) + len(row.tokens)):
             return True
         with self._tally.call():
             plain = shadow_tokens(self._machine, row)
@@ -227,6 +229,6 @@ class GenerationRun:
         proposers: list[tuple[Proposer, int]] = []
         if asked in ("auto", "lookup") and self._watch.allows("lookup"):
             lookup = LookupOptions(**self._options.get("lookup", {}))
-            proposers.append((PromptLookup(lookup), lookup.max_draft))
+            proposers.append((PromptLookup(lookup, adaptive=asked != "auto"), lookup.max_draft))
         governor = self._machine.governor if asked == "auto" else None
         return Guesser(proposers, governor) if proposers else None

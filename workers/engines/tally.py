@@ -29,6 +29,11 @@ class Tally:
         """Add to a counter; one that stays 0 is not reported."""
         self._counters[name] += number
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that went through the model."""
+        return self._tokens
+
     def add_tokens(self, number: int) -> None:
         self._tokens += number
 

@@ -55,12 +55,12 @@ class Guesser:
         """Only these may guess from now on."""
         self._proposers = {name: proposer for name, proposer in self._proposers.items() if name in names}
 
-    def guess(self, rows: Sequence[Row]) -> Mapping[Row, Sequence[int]]:
-        """Guesses of the rows that have some, for the next step."""
+    def guess(self, rows: Sequence[Row], *, is_last: bool = False) -> Mapping[Row, Sequence[int]]:
+        """Guesses of the rows that have some, for the next step; ``is_last``: no other row waits."""
         self._asked, self._propose_s = "plain", 0.0
         if not self._proposers:
             return {}
-        decision = self._decide(rows)
+        decision = self._decide(rows, is_last)
         self._decided[decision.mechanism] += 1
         if decision.mechanism == "plain":
             return {}
@@ -118,7 +118,7 @@ class Guesser:
                 accepted=advance.accepted if is_its else 0,
             )
 
-    def _decide(self, rows: Sequence[Row]) -> Decision:
+    def _decide(self, rows: Sequence[Row], is_last: bool) -> Decision:
         if self._governor is None:
             name = next(iter(self._proposers))
             return Decision(name, 1 + self._most[name])  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ class Guesser:
         left = max(row.max_tokens - len(row.tokens) - 1 for row in rows)
         context = max(len(row.prompt) + len(row.tokens) for row in rows)
         draft_limit = 0 if drafter is None else max(0, min(self._most["draft"], left))
-        return self._governor.decide(Situation(len(rows), context, outlook, draft_limit))
+        return self._governor.decide(Situation(len(rows), context, outlook, draft_limit, is_last))
 
     def _limits(self, rows: Sequence[Row], most: int) -> dict[int, int]:
         """No row is asked for more than it may still say after the next token."""

@@ -302,7 +302,7 @@ class Scheduler:
         rows = list(self._decoder.rows)
         guesses: Mapping[Row, Sequence[int]] = {}
         if self._guesser is not None:
-            guesses = self._guesser.guess(rows)
+            guesses = self._guesser.guess(rows, is_last=not self._waiting and self._reading is None)
         context = max(self._decoder.lanes.lengths)
         advances = self._decoder.step(guesses)
         self._tally.count("decode_steps")
