@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.checkpoints.files import model_files, read_json
+from pipeline.checkpoints.headers import read_header
 from pipeline.errors import ModelUnsupported
 
 ModelKind = Literal["generator", "embedder", "reranker"]
@@ -43,9 +42,6 @@ _POOLING_FLAGS = {
 
 #: ``model_type`` of a folder that holds no model and is served by ``workers.engines.fake``.
 FAKE_MODEL_TYPE = "pipeline_fake"
-
-#: A longer safetensors header is no header.
-_MAX_HEADER_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,8 @@ def describe(path: Path) -> Checkpoint:
     merged = {**text_config, **{key: value for key, value in config.items() if value is not None}}
     bytes_by_type: Counter[str] = Counter()
     for file in weights:
-        bytes_by_type.update(_tensor_bytes(file))
+        for tensor in read_header(file):
+            bytes_by_type[tensor.dtype] += tensor.nbytes
     floats = [(size, _DTYPES[name]) for name, size in bytes_by_type.items() if name in _DTYPES]
     return Checkpoint(
         path=path,
@@ -144,21 +141,3 @@ def _pooling(path: Path) -> str | None:
     if isinstance(stated.get("pooling_mode"), str):
         return str(stated["pooling_mode"])
     return "+".join(word for flag, word in _POOLING_FLAGS.items() if stated.get(flag)) or "mean"
-
-
-def _tensor_bytes(file: Path) -> Counter[str]:
-    """Bytes by stored type, from the header alone."""
-    result: Counter[str] = Counter()
-    try:
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            if size > _MAX_HEADER_BYTES:
-                raise ValueError("header too long")
-            header = json.loads(stream.read(size))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                start, end = tensor["data_offsets"]
-                result[tensor["dtype"]] += end - start
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ModelUnsupported(f"is not a safetensors file: {error}", place=str(file)) from None
-    return result

@@ -30,3 +30,8 @@ class TokenCounter:
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text, the tokenizer's own special tokens included; texts must be valid Unicode."""
         return [len(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Token ids of each text; ``special`` adds the tokenizer's own special tokens."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+        return [list(encoding.ids) for encoding in encodings]
