@@ -7,6 +7,7 @@ import bisect
 from pipeline.advice.facts import DraftFacts, HostFacts, ModelFacts, WorkloadFacts
 from pipeline.advice.lines import NO_GAIN, UNKNOWN_GAIN, Chosen, Gain, Mechanism, Room
 from pipeline.advice.unbuilt import dflash, diffusion, kv_quantization, mtp
+from pipeline.checkpoints.config_keys import Keys
 from pipeline.checkpoints.footprint import Footprint
 from pipeline.specs import GenerateSpec
 
@@ -26,6 +27,9 @@ _WIDTH_GAIN = {1: 1.0, 4: 2.7, 8: 4.2, 16: 6.6, 32: 7.3}
 
 #: What a forward over eight tokens of one row costs against one token, least and most seen; see ``_BASIS``.
 _VERIFY_COST = (1.06, 2.0)
+
+#: Prompt lookup at one row, from free prose to extracting; see ``_BASIS``.
+_LOOKUP_GAIN = (0.97, 3.3)
 
 
 def find_room(spec: GenerateSpec, footprint: Footprint, work: WorkloadFacts | None, host: HostFacts) -> Room:
@@ -58,9 +62,9 @@ def advise(
     footprint = model.footprint(host.device, spec.model.dtype)
     room = find_room(spec, footprint, work, host)
     return [
-        _batching(spec, footprint, room),
+        _batching(spec, footprint, room, _is_measured(model, host)),
         _prefixes(spec, footprint, work, room),
-        _lookup(spec, footprint, work, room),
+        _lookup(spec, footprint, work, room, _is_measured(model, host)),
         _drafter(spec, footprint, draft, host, room),
         mtp(model, draft),
         dflash(draft),
@@ -81,13 +85,13 @@ def state_reason(footprint: Footprint) -> str | None:
 # --- built -------------------------------------------------------------------------------------------------------------
 
 
-def _batching(spec: GenerateSpec, footprint: Footprint, room: Room) -> Mechanism:
+def _batching(spec: GenerateSpec, footprint: Footprint, room: Room, is_measured: bool) -> Mechanism:
     name = "continuous batching"
     if footprint.family == "llama4":
         return Mechanism(name, "no", "no", None, NO_GAIN, "its chunked caches have no form for several rows: width 1")
     if room.rows is None or room.row_tokens is None:
         why = f"how many rows fit is not known; up to width {spec.width}, bounded by what the worker measures"
-        return Mechanism(name, "yes", "yes", None, _width_gain(spec.width), why)
+        return Mechanism(name, "yes", "yes", None, _width_gain(spec.width, is_measured), why)
     if not room.rows:
         why = f"not one row of {room.row_tokens:,} tokens fits: the job would fail; give it more memory"
         return Mechanism(name, "no", "no", footprint.batch_bytes(1, room.row_tokens), NO_GAIN, why)
@@ -95,7 +99,7 @@ def _batching(spec: GenerateSpec, footprint: Footprint, room: Room) -> Mechanism
     reason = "the spec's width" if room.width == spec.width else limit
     why = f"{room.rows:,} rows of {room.row_tokens:,} tokens fit; width {room.width} by {reason}"
     memory = footprint.batch_bytes(room.width, room.row_tokens)
-    return Mechanism(name, "yes", "yes" if room.width > 1 else "no", memory, _width_gain(room.width), why)
+    return Mechanism(name, "yes", "yes" if room.width > 1 else "no", memory, _width_gain(room.width, is_measured), why)
 
 
 def _prefixes(spec: GenerateSpec, footprint: Footprint, work: WorkloadFacts | None, room: Room) -> Mechanism:
@@ -117,13 +121,15 @@ def _prefixes(spec: GenerateSpec, footprint: Footprint, work: WorkloadFacts | No
     return Mechanism(name, "yes", "yes", memory, gain, why)
 
 
-def _lookup(spec: GenerateSpec, footprint: Footprint, work: WorkloadFacts | None, room: Room) -> Mechanism:
+def _lookup(
+    spec: GenerateSpec, footprint: Footprint, work: WorkloadFacts | None, room: Room, is_measured: bool
+) -> Mechanism:
     name = "prompt lookup"
     if (reason := state_reason(footprint)) is not None:
         return Mechanism(name, "no", "no", None, NO_GAIN, f"a wrong guess cannot be taken back: {reason}")
     columns = spec.lookup.max_draft + 1
     memory = _verify_bytes(footprint, room, columns)
-    gain = _lookup_gain(work)
+    gain = _lookup_gain(work, is_measured)
     if spec.accelerate in ("off", "draft"):
         return Mechanism(name, "yes", "no", memory, gain, f"accelerate: {spec.accelerate} in the spec")
     chosen: Chosen = "yes" if spec.accelerate == "lookup" else "measured"
@@ -174,28 +180,34 @@ def _drafter(
 # --- figures -----------------------------------------------------------------------------------------------------------
 
 
-def _width_gain(width: int) -> Gain:
+def _is_measured(model: ModelFacts, host: HostFacts) -> bool:
+    """Whether what was measured is of such a device and such a kind of model."""
+    return host.device == "cpu" and not Keys(model.config).get("num_experts_per_tok")
+
+
+def _width_gain(width: int, is_measured: bool) -> Gain:
     """Between the measured widths around it; the worker itself measures which width is fastest."""
     if width <= 1:
         return Gain(1.0, 1.0, "one row")
     widths = list(_WIDTH_GAIN)
-    place = bisect.bisect_left(widths, width)
-    if place == len(widths):
-        return Gain(_WIDTH_GAIN[widths[-1]], None, _BASIS)
-    low = widths[place] if widths[place] == width else widths[place - 1]
-    return Gain(_WIDTH_GAIN[low], _WIDTH_GAIN[widths[place]], _BASIS)
+    place = min(bisect.bisect_left(widths, width), len(widths) - 1)
+    low = widths[place] if widths[place] <= width else widths[place - 1]
+    least, most = _WIDTH_GAIN[low], _WIDTH_GAIN[widths[place]] if widths[place] >= width else None
+    if not is_measured:
+        return Gain(None, None, f"unknown here; {least:g}x at width {low} was measured of {_BASIS}")
+    return Gain(least, most, _BASIS)
 
 
-def _lookup_gain(work: WorkloadFacts | None) -> Gain:
-    if work is None or work.replay is None:
-        return Gain(0.97, 3.3, f"one row, from free prose to extracting; {_BASIS}")
-    forwards = work.replay.tokens_per_forward
-    least, most = (round(max(0.97, forwards / cost), 2) for cost in reversed(_VERIFY_COST))
-    return Gain(
-        least,
-        most,
-        f"one row, {work.replay.items:,} answers of {work.replay.job} replayed; cost of a check from {_BASIS}",
-    )
+def _lookup_gain(work: WorkloadFacts | None, is_measured: bool) -> Gain:
+    replay = None if work is None else work.replay
+    if replay is None:
+        least, most, basis = _LOOKUP_GAIN[0], _LOOKUP_GAIN[1], f"one row, from free prose to extracting, of {_BASIS}"
+    else:
+        least, most = (round(max(_LOOKUP_GAIN[0], replay.tokens_per_forward / cost), 2) for cost in _VERIFY_COST[::-1])
+        basis = f"one row, {replay.items:,} answers of {replay.job} replayed; a check costs what it did for {_BASIS}"
+    if not is_measured:
+        return Gain(None, None, f"unknown here; {least:g} to {most:g}x would be that of {basis}")
+    return Gain(least, most, basis)
 
 
 def _verify_bytes(footprint: Footprint, room: Room, columns: int) -> int | None:

@@ -29,18 +29,24 @@ def check_python(context: Context) -> Iterator[Finding]:
 
 
 def check_engine(context: Context) -> Iterator[Finding]:
-    """Asks a process like the one that engines run in: device, memory, the BLAS that serves MLX."""
-    command = worker_command(context, "inspect")
-    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        yield Finding("engine", Level.FAIL, f"an engine cannot start here: {last}", "pip install the package anew")
+    described, fault = describe_engine(context)
+    if described is None:
+        yield Finding("engine", Level.FAIL, f"an engine cannot start here: {fault}", "pip install the package anew")
         return
-    described: dict[str, Any] = json.loads(done.stdout)
     found: dict[str, Any] = described["platform"]
     memory = show_bytes(described["memory_bytes"])
     yield Finding("engine", Level.OK, f"{found.get('device', described['device'])}, {memory} of memory")
     yield judge_blas(str(found.get("blas", "unknown")))
+
+
+def describe_engine(context: Context) -> tuple[dict[str, Any] | None, str]:
+    """Asks a process like the one that engines run in: device, memory, the BLAS that serves MLX. None, and the fault."""
+    command = worker_command(context, "inspect")
+    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None, (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    described: dict[str, Any] = json.loads(done.stdout)
+    return described, ""
 
 
 def judge_blas(name: str) -> Finding:

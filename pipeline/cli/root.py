@@ -35,6 +35,7 @@ _SECTIONS = {
         "up": LazyCommand("pipeline.cli.worker:up", "Start a worker for all queues."),
         "worker": LazyCommand("pipeline.cli.worker:worker", "Start a worker as the settings say."),
         "workers": LazyCommand("pipeline.cli.workers:workers", "List the workers that have not stopped."),
+        "plan": LazyCommand("pipeline.cli.plan:plan", "Say what would make a generate job fast, and what it costs."),
         "bench": LazyCommand("pipeline.cli.bench:bench", "Measure a job's accelerations against each other."),
         "models": LazyCommand("pipeline.cli.models:models", "List, inspect and convert models."),
     },
