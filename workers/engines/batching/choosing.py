@@ -8,6 +8,7 @@ of any two apart, would give another token. What is not settled is decided canon
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,6 +19,12 @@ from workers.engines.batching.seams import Logits
 from workers.engines.requests import Sampling
 
 Floats = npt.NDArray[np.float64]
+
+#: Further apart than any two logits; a bound over a small temperature is no larger.
+_FAR = 1e300
+
+#: Sums of shares are rounded too, by far less than this.
+_SLACK = 1e-9
 
 
 class Choice(NamedTuple):
@@ -38,6 +45,9 @@ class Cut(NamedTuple):
     possible: float
 
 
+_ALL = Cut(-np.inf, -np.inf, -np.inf)
+
+
 def choose(logits: Logits, sampling: Sampling, seed: int, choice: int, position: int, bound: float) -> Choice:
     """The next token.
 
@@ -54,8 +64,9 @@ def choose(logits: Logits, sampling: Sampling, seed: int, choice: int, position:
         raise FloatingPointError("the model's logits are not finite")
     if sampling.is_greedy:
         return Choice(best, bool(logits[best] - _second(logits, best) > bound))
-    scaled = logits.astype(np.float64) / sampling.temperature
-    bound = bound / sampling.temperature
+    with np.errstate(over="ignore"):  # next to a temperature of almost nothing, others are infinitely far away
+        scaled = (logits.astype(np.float64) - float(logits[best])) / sampling.temperature
+        bound = min(bound / sampling.temperature, _FAR)
     cut = cut_of(scaled, sampling, bound)
     tokens = np.flatnonzero(scaled >= cut.possible)
     drawn = scaled[tokens] + gumbel_noise(seed, choice, position, len(logits))[tokens]
@@ -81,48 +92,50 @@ def cut_of(scaled: Floats, sampling: Sampling, bound: float) -> Cut:
         scaled: (V,) logits over the temperature.
         bound: in the unit of ``scaled``.
     """
-    exact = sure = possible = -np.inf
-    if sampling.top_k == 0 and sampling.top_p >= 1.0:
-        return _floor(Cut(exact, sure, possible), float(scaled.max()), sampling, bound)
-    ranked = np.sort(scaled)[::-1]
-    loose = bound  # how far the mass before a token may be off, as a share
-    if 0 < sampling.top_k < len(ranked):
-        last, next_ = ranked[sampling.top_k - 1], ranked[sampling.top_k]
-        exact, sure, possible = last, next_ + bound, last - bound
-        weights = np.exp(ranked - ranked[0])
-        # Tokens of which rounding decides whether they are among the k change what the others' shares are of.
-        open_ = weights[(ranked < sure) & (ranked >= possible)].sum() if last - next_ <= bound else 0.0
-        ranked = ranked[ranked >= exact]
-        loose += float(open_ / weights[: len(ranked)].sum())
-    if sampling.top_p < 1.0:
-        shares = np.exp(ranked - ranked[0])
-        mass = np.cumsum(shares) / shares.sum()
-        exact = max(exact, ranked[_nucleus_end(mass, sampling.top_p)])
-        sure = max(sure, _apart(ranked, _nucleus_end(mass, sampling.top_p / (1 + loose)), bound))
-        widest = sampling.top_p / max(1e-9, 1 - loose)
-        possible = max(possible, ranked[_nucleus_end(mass, widest)] - bound) if widest < 1 else possible
-    return _floor(Cut(exact, sure, possible), float(ranked[0]), sampling, bound)
+    cuts = []
+    if sampling.min_p > 0.0:
+        best = float(scaled.max())
+        floor = best + min(0.0, float(np.log(sampling.min_p)))
+        cuts.append(Cut(floor, floor + bound, floor - bound))
+    if 0 < sampling.top_k < len(scaled) or sampling.top_p < 1.0:
+        ranked = np.sort(scaled)[::-1]
+        count = sampling.top_k if 0 < sampling.top_k < len(scaled) else len(scaled)
+        inner = Cut(-np.inf, -np.inf, -np.inf)
+        if count < len(scaled):
+            inner = Cut(ranked[count - 1], ranked[count] + bound, ranked[count - 1] - bound)
+        cuts.append(inner)
+        if sampling.top_p < 1.0:
+            cuts.append(_nucleus(ranked, count, inner, sampling.top_p, bound))
+    return Cut(*(max(parts, default=-np.inf) for parts in zip(*cuts, strict=True))) if cuts else _ALL
 
 
-def _nucleus_end(mass: Floats, share: float) -> int:
-    """Rank of the last token whose predecessors hold less than ``share``; the first always does."""
-    return min(int(np.searchsorted(mass, share, side="left")), len(mass) - 1)
+def _nucleus(ranked: Floats, count: int, inner: Cut, share: float, bound: float) -> Cut:
+    """Of the first ``count`` of ``ranked``, and of those equal to the last, what top_p keeps.
 
+    A token stays while what is better than it holds less than ``share``. Rounding can move the odds of any set of
+    tokens against the rest by a factor of exp(bound) at most, and put what is within the bound of a token before it.
+    """
+    weights = np.exp(ranked - ranked[0])
+    sums, falling = np.cumsum(weights), -ranked
 
-def _apart(ranked: Floats, rank: int, bound: float) -> float:
-    """The lowest logit down to ``rank`` that none below can overtake; infinite where each may be overtaken."""
-    for place in range(rank, -1, -1):
-        if place + 1 == len(ranked) or ranked[place] - ranked[place + 1] > bound:
-            return float(ranked[place])
-    return np.inf
+    def mass(lowest: float) -> float:
+        """What those that are at least ``lowest`` hold."""
+        return float(sums[np.searchsorted(falling, -lowest, side="right") - 1])
 
+    shrunk = float(np.exp(-bound))
+    least = share * shrunk / (share * shrunk + 1 - share) * sums[count - 1] * (1 - _SLACK)
+    most = share / (share + (1 - share) * shrunk) * mass(inner.possible) * (1 + _SLACK)
 
-def _floor(cut: Cut, best: float, sampling: Sampling, bound: float) -> Cut:
-    if sampling.min_p == 0.0:
-        return cut
-    floor = best + float(np.log(sampling.min_p))
+    def is_open(rank: int) -> bool:
+        return bool(mass(ranked[rank] - bound) - weights[rank] >= least)
+
+    end = int(np.searchsorted(sums, share * mass(inner.exact), side="left"))
+    last_possible = int(np.searchsorted(sums, most, side="left"))
+    first_open = bisect_left(range(len(ranked)), True, key=is_open)
     return Cut(
-        max(cut.exact, min(floor, best)), max(cut.sure, floor + bound), max(cut.possible, min(floor, best) - bound)
+        exact=ranked[min(end, len(ranked) - 1)],
+        sure=ranked[first_open - 1] if first_open else np.inf,
+        possible=ranked[last_possible] - bound if last_possible < len(ranked) else -np.inf,
     )
 
 
