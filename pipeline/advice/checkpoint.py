@@ -55,7 +55,7 @@ def tokenizer_difference(target: Path, draft: Path) -> str | None:
     one, two = _vocabulary(mine), _vocabulary(theirs)
     if one != two:
         odd = sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token))
-        return f"{len(odd):,} of {len(one):,} tokens have another id or none, such as {odd[0]!r}"
+        return f"{len(odd):,} tokens are in one alone or have another id, such as {odd[0]!r}"
     if (mine.get("model") or {}).get("merges") != (theirs.get("model") or {}).get("merges"):
         return "the merges differ"
     return next((f"the {part} differs" for part in _PARTS if mine.get(part) != theirs.get(part)), None)

@@ -69,7 +69,7 @@ def advise(
         mtp(model, draft),
         dflash(draft),
         diffusion(model),
-        kv_quantization(footprint, room),
+        kv_quantization(model, footprint, room),
     ]
 
 

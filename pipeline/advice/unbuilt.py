@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pipeline.advice.facts import DraftFacts, ModelFacts
 from pipeline.advice.lines import NO_GAIN, Mechanism, Possible, Room
-from pipeline.checkpoints.config_keys import Keys
+from pipeline.checkpoints.config_keys import Keys, MissingKey
 from pipeline.checkpoints.footprint import Footprint
+
+#: Numbers that share a scale, as mlx-lm quantizes caches.
+QUANTIZATION_GROUP = 64
 
 
 def mtp(model: ModelFacts, draft: DraftFacts | None) -> Mechanism:
@@ -22,18 +25,18 @@ def mtp(model: ModelFacts, draft: DraftFacts | None) -> Mechanism:
 
 
 def has_mtp(model: ModelFacts) -> bool:
-    """Tensors of a head that guesses several tokens: under ``mtp``, or as layers behind the last one."""
-    layers = Keys(model.config).get("num_hidden_layers")
-    behind = f"layers.{layers}."
-    return any("mtp." in name or behind in name for name in model.weights.names)
+    """Tensors of a head that guesses several tokens: under ``mtp``, or in the layers behind the last one."""
+    keys = Keys(model.config)
+    behind = f"layers.{keys.get('num_hidden_layers')}." if keys.get("num_nextn_predict_layers") else None
+    return any("mtp." in name or (behind is not None and behind in name) for name in model.weights.names)
 
 
 def dflash(draft: DraftFacts | None) -> Mechanism:
     if draft is not None and draft.model.draft_kind == "dflash":
         return _not_built("DFlash drafter", "yes", f"{draft.model.name} is one")
-    return _not_built(
-        "DFlash drafter", "no" if draft else "unknown", "needs a drafter made for this model; none is named"
-    )
+    if draft is not None:
+        return _not_built("DFlash drafter", "no", f"{draft.model.name} is none")
+    return _not_built("DFlash drafter", "unknown", "needs a drafter made for this model; none is named")
 
 
 def diffusion(model: ModelFacts) -> Mechanism:
@@ -43,16 +46,27 @@ def diffusion(model: ModelFacts) -> Mechanism:
     return _not_built("block diffusion", "no", f"{family} predicts one token after the other")
 
 
-def kv_quantization(footprint: Footprint, room: Room) -> Mechanism:
+def kv_quantization(model: ModelFacts, footprint: Footprint, room: Room) -> Mechanism:
     name = "KV quantization"
     if footprint.smallest_window is not None or not footprint.token_bytes:
         return _not_built(name, "no", "mlx-lm quantizes caches over all tokens only; this model has others")
+    if (width := _vector_width(model)) % QUANTIZATION_GROUP:
+        return _not_built(name, "no", f"groups of {QUANTIZATION_GROUP} numbers do not divide vectors of {width}")
     saved = None
     if room.row_tokens is not None:
-        bits = 8 + 2 * 8 * footprint.dtype_bytes / 64  # 8 bits, and scale and bias for every 64 numbers
-        kept = footprint.batch_bytes(max(1, room.width), room.row_tokens)
+        bits = 8 + 2 * 8 * footprint.dtype_bytes / QUANTIZATION_GROUP  # scale and bias of a group
+        kept = max(1, room.width) * (footprint.row_bytes(room.row_tokens) - footprint.state_bytes)
         saved = -round(kept * (1 - bits / (8 * footprint.dtype_bytes)))
     return _not_built(name, "yes", "would change answers; figure for 8 bits", memory_bytes=saved)
+
+
+def _vector_width(model: ModelFacts) -> int:
+    """Of one cached key; 0 where no file states it."""
+    keys = Keys(model.config)
+    try:
+        return keys.number("kv_lora_rank") if keys.get("kv_lora_rank") else keys.head_dim
+    except (MissingKey, ArithmeticError):
+        return 0
 
 
 def _not_built(name: str, possible: Possible, why: str, *, memory_bytes: int | None = None) -> Mechanism:

@@ -51,7 +51,7 @@ def plan(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Say what would make a generate job fast, what it costs in memory, and why the rest is out.
+    """Say what would make a generate job fast, and what it costs. Says why the rest is out, too.
 
     SPEC is the job as YAML or JSON (docs/planning.md). Reads the model's small files and a sample of the requests; runs
     nothing and submits nothing.

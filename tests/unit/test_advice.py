@@ -186,12 +186,21 @@ def test_what_is_shared_bounds_the_gain_and_the_memory() -> None:
     ("name", "facts", "possible"),
     [
         ("MTP head", {"weights": Weights(1, 1, 0, 0, frozenset({"mtp.layers.0.weight"}))}, "yes"),
-        ("MTP head", {"weights": Weights(1, 1, 0, 0, frozenset({"model.layers.30.eh_proj.weight"}))}, "yes"),
+        (
+            "MTP head",
+            {
+                "config": LLAMA | {"num_nextn_predict_layers": 1},
+                "weights": Weights(1, 1, 0, 0, frozenset({"model.layers.30.eh_proj.weight"})),
+            },
+            "yes",
+        ),
+        ("MTP head", {"weights": Weights(1, 1, 0, 0, frozenset({"vision.layers.30.weight"}))}, "no"),
         ("MTP head", {"config": LLAMA | {"num_nextn_predict_layers": 1}}, "no"),
         ("block diffusion", {"config": LLAMA | {"model_type": "llada2_moe"}}, "yes"),
         ("block diffusion", {}, "no"),
         ("KV quantization", {}, "yes"),
         ("KV quantization", {"config": WINDOWED}, "no"),
+        ("KV quantization", {"config": LLAMA | {"head_dim": 80}}, "no"),
         ("DFlash drafter", {}, "unknown"),
     ],
 )
