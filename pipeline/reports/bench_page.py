@@ -76,7 +76,7 @@ def bench_page(document: JsonObject) -> str:
     workload, method = document["workload"], document["method"]
     subtitle = (
         f"{document['model']['name']} · {workload['items']} items · width {workload['width']} · "
-        f"{method['repeat']} repetitions · {document['made_at']}"
+        f"{method['repeat']} repetition{'' if method['repeat'] == 1 else 's'} · {document['made_at']}"
     )
     sections = (
         Section("Results", (result_table(document),)),

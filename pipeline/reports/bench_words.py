@@ -22,7 +22,9 @@ def _finding(arm: JsonObject, document: JsonObject) -> Finding:
         return Finding("bad", f"{name}: {what}, {arm['refused']}.")
     rate = show_rate(arm["summary"]["tokens_per_s"])
     if name == baseline:
-        return Finding("plain", f"{name}: {rate} output tokens/s; ratios are against this arm.")
+        return Finding(
+            "plain", f"{name}: {rate} output tokens/s; ratios are against this arm. {answers(arm, document)}."
+        )
     ratio = arm["ratio"]
     if ratio is None:
         return Finding("bad", f"{name}: no ratio, an arm made no tokens.")

@@ -44,7 +44,7 @@ class Workload:
     arms: tuple[str, ...]
     items: Callable[[Path], list[BenchItem]]
     repeat: int = 3
-    warm_up_items: int = 8
+    warm_up_items: int = 3
     spec: dict[str, Any] = field(default_factory=dict)
 
     @property

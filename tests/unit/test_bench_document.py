@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.ports import EngineInfo, Verdict
+from pipeline.errors import UsageError
+from pipeline.ports import EngineInfo, Verdict, WorkItem
 from pipeline.reports.bench_page import bench_page
 from pipeline.reports.bench_words import findings, tables
 from pipeline.specs.bench import BenchArm, BenchItem, BenchRequest
 from workers.engines.benching.document import build_document
+from workers.engines.benching.library_arm import check_understood
 from workers.engines.benching.runs import ArmRun, MemoryUse, Outcome
 from workers.engines.benching.session import Session
 
@@ -137,6 +139,15 @@ def test_page_shows_all_of_it_and_keeps_names_text(document: dict[str, Any]) -> 
     for text in ("2.00 times plain", "probe_failed", "block and chain part", "lookup_proposed 24", "sha256 None"):
         assert text in page
     assert page.count("<svg") == 4
+
+
+def test_library_is_not_asked_for_what_it_would_pass_over() -> None:
+    item = WorkItem(0, "a", {"messages": [], "max_tokens": 4, "stop": ["x"], "presence_penalty": None})
+    with pytest.raises(UsageError, match="a: it knows no stop$"):
+        check_understood(LIBRARY, [item])
+    arm = LIBRARY.model_copy(update={"options": {"sampling": {"temperature": 0.5, "repetition_penalty": 1.5}}})
+    with pytest.raises(UsageError, match="knows no repetition_penalty"):
+        check_understood(arm, [])
 
 
 def test_gates_are_counted_over_repetitions(document: dict[str, Any]) -> None:

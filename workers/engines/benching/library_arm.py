@@ -47,8 +47,12 @@ class _Row:
     is_ended: bool = False
 
 
-def check_understood(items: Sequence[WorkItem]) -> None:
-    """Raises UsageError for a request that this arm would answer otherwise than it asks."""
+def check_understood(arm: BenchArm, items: Sequence[WorkItem]) -> None:
+    """Raises UsageError for defaults or a request that this arm would answer otherwise than they ask."""
+    usual = SamplingDefaults().model_dump()
+    for name, value in arm.options.get("sampling", {}).items():
+        if name not in UNDERSTOOD and value != usual[name]:
+            raise UsageError(f"the arm mlx_lm knows no {name}", hint="leave mlx_lm out of --arms")
     for item in items:
         strange = sorted({name for name, value in item.body.items() if value is not None} - UNDERSTOOD)
         if strange:

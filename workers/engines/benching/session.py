@@ -46,8 +46,9 @@ class Session:
 def run_session(request: BenchRequest, report: Report) -> Session:
     """Measure. Raises JobError for a model that cannot be loaded, UsageError for items that an arm cannot answer."""
     items = [WorkItem(number, item.custom_id, item.body, item.seed) for number, item in enumerate(request.items)]
-    if any(arm.runner == "mlx_lm" for arm in request.arms):
-        check_understood(items)
+    for arm in request.arms:
+        if arm.runner == "mlx_lm":
+            check_understood(arm, items)
     engine = GenerationEngine()
     start = time.monotonic()
     info = engine.load(
