@@ -143,7 +143,7 @@ def test_page_shows_all_of_it_and_keeps_names_text(document: dict[str, Any]) -> 
 
 def test_library_is_not_asked_for_what_it_would_pass_over() -> None:
     item = WorkItem(0, "a", {"messages": [], "max_tokens": 4, "stop": ["x"], "presence_penalty": None})
-    with pytest.raises(UsageError, match="a: it knows no stop$"):
+    with pytest.raises(UsageError, match=r"a: it knows no stop$"):
         check_understood(LIBRARY, [item])
     arm = LIBRARY.model_copy(update={"options": {"sampling": {"temperature": 0.5, "repetition_penalty": 1.5}}})
     with pytest.raises(UsageError, match="knows no repetition_penalty"):
