@@ -21,7 +21,7 @@ from workers.engines.batching.seams import Proposer
 from workers.engines.batching.shadow import shadow_tokens
 from workers.engines.chat import Dialogue
 from workers.engines.contract import ContractWatch
-from workers.engines.memory import peak_rss_bytes
+from workers.engines.memory import rss_bytes
 from workers.engines.replies import Reply, open_reply
 from workers.engines.requests import Role
 from workers.engines.tally import Tally
@@ -85,6 +85,7 @@ class GenerationRun:
 
     def decode(self, should_stop: ShouldStop) -> bool:
         """Step until every row is answered. Returns whether it was told to stop."""
+        self._watch.ceiling("resident_bytes", rss_bytes())
         while not self._scheduler.is_idle:
             if should_stop():
                 return True
@@ -93,7 +94,7 @@ class GenerationRun:
                 self._take(advance)
             self._watch.worked(self._tally.tokens - before)
             self._report_in_time("decode")
-        self._watch.ceiling("resident_bytes", peak_rss_bytes(), rows=self._scheduler.width)
+        self._watch.ceiling("resident_bytes", self._scheduler.most_resident_bytes, rows=self._scheduler.width)
         self._watch.ceiling("kv_bytes", self._scheduler.most_cache_bytes, rows=self._scheduler.width)
         return False
 
@@ -173,17 +174,19 @@ class GenerationRun:
         if self._watch.compared(mechanism, row.tokens, plain, is_greedy=row.sampling.is_greedy) is None:
             return True
         self._give_up_what_is_not_allowed()
-        self._scheduler.take_back(row)
         return False
 
     def _give_up_what_is_not_allowed(self) -> None:
-        """After a violation: what is left is decided by the watch, and rows in flight begin again."""
+        """After a violation: what is left is decided by the watch, and all that is not answered yet begins again."""
         if not self._watch.allows("batching"):
             self._scheduler.narrow(1)
         if not self._watch.allows("prefix_cache"):
             self._scheduler.without_prefixes()
         self._scheduler.keep_guessers([name for name in ("lookup", "draft") if self._watch.allows(name)])
         self._scheduler.restart()
+        for row in [row for reply in self._replies.values() for row in reply.rows]:
+            if row.reason is not None:
+                self._scheduler.take_back(row)
 
     # --- what is used ------------------------------------------------------------------------------------------------
 

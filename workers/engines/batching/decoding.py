@@ -100,7 +100,7 @@ class Decoder:
                 token = self._choose(row, lane, len(taken), heads)
                 taken.append(token)
                 is_over = row.add(token, time.monotonic(), is_end=token in self._machine.end_tokens)
-                if is_over or len(taken) > len(guess) or token != guess[len(taken) - 1]:
+                if is_over or len(taken) > len(guess) or not _holds(guess[len(taken) - 1], token):
                     return Advance(row, tuple(taken), len(guess), accepted)
                 accepted += 1
         except FloatingPointError as error:
@@ -181,6 +181,11 @@ class _Heads:
 def deviation(one: Logits, other: Logits) -> float:
     """Largest difference of two vectors of logits."""
     return float(np.abs(one - other).max())
+
+
+def _holds(guess: int, token: int) -> bool:
+    """The acceptance rule: a guess stands if it is what the row would have chosen, greedy or drawn."""
+    return guess == token
 
 
 def _last(row: Row) -> int:

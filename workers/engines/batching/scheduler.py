@@ -37,8 +37,8 @@ PREFILL_BURST = 2048
 #: Share of the ceiling from which on memory is given back.
 PRESSED = 0.95
 
-#: Steps between two looks at the memory that the process holds.
-WATCH_STEPS = 16
+#: Steps between two corrections of the estimate of memory.
+CORRECT_STEPS = 16
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Scheduler:
         lanes = self._new_lanes(spare=1 if guesser is None else guesser.most_columns)
         self._decoder = Decoder(machine, lanes, tally)
         self._shares_prefixes = shares_prefixes and one_row(machine.model).can_branch
-        self.most_cache_bytes = 0
+        self.most_cache_bytes = self.most_resident_bytes = 0
 
     # --- for the engine ----------------------------------------------------------------------------------------------
 
@@ -113,9 +113,8 @@ class Scheduler:
     def step(self) -> list[Advance]:
         """One forward: a piece of prompts, or every decoding row's next tokens. Call while not idle."""
         self._steps += 1
+        self._look_at_memory()
         self.most_cache_bytes = max(self.most_cache_bytes, self._cache_bytes)
-        if self._steps % WATCH_STEPS == 0:
-            self._look_at_memory()
         if self._may_read() and (self._reading is not None or self._begin_reading()):
             self._read()
             return []
@@ -330,7 +329,7 @@ class Scheduler:
 
     def _refuse(self, row: Row) -> None:
         """Not even one row fits: prefixes go first, then the job is told."""
-        self._machine.prefixes.shrink(0)
+        self.without_prefixes()
         if self._has_room(1, row):
             return
         budget = self._budget
@@ -346,11 +345,14 @@ class Scheduler:
         if budget.limit_bytes is None:
             return
         held = rss_bytes()
+        self.most_resident_bytes = max(self.most_resident_bytes, held)
+        if self._steps % CORRECT_STEPS:
+            return
         longest = max((row.most_tokens for row in self._decoder.rows), default=0)
         budget.see(held, self.in_flight, longest, self._machine.prefixes.nbytes)
         if held > budget.limit_bytes * PRESSED:
             self._tally.count("memory_pressed")
-            self._machine.prefixes.shrink(0)
+            self.without_prefixes()
             self._shed()
             mx.clear_cache()
 
