@@ -256,6 +256,12 @@ class ModelUnsupported(JobError):
     code = "model_unsupported"
 
 
+class DraftIncompatible(JobError):
+    """The drafter does not speak the model's tokens."""
+
+    code = "draft_incompatible"
+
+
 class NoChatTemplate(JobError):
     """The model has no chat template."""
 

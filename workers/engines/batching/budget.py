@@ -24,6 +24,10 @@ class LaneCost:
         windowed = sum(rate * min(tokens, most) for most, rate in self.windows)
         return self.fixed + self.per_token * tokens + windowed
 
+    def plus(self, other: LaneCost) -> LaneCost:
+        """A row that has a lane in two models."""
+        return LaneCost(self.fixed + other.fixed, self.per_token + other.per_token, self.windows + other.windows)
+
 
 @dataclass(slots=True)
 class MemoryBudget:

@@ -1,8 +1,9 @@
 """One step of the rows that are decoded together: a forward, and each row's next tokens chosen from it.
 
 Whoever guesses ahead gives a row more columns; they are accepted as long as they are what the row would have chosen
-anyway (the sampler's own draw, keyed by position, so the rule is lossless at any temperature). Choices that are too
-close to call are decided by the canonical pass.
+anyway (the sampler's own draw, keyed by position, so the rule is lossless at any temperature). Guesses that say what
+they were drawn from are judged by the stochastic rule instead. Choices that are too close to call are decided by the
+canonical pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from workers.engines.batching.lanes import Lanes, SingleLane
 from workers.engines.batching.logprobs import note_logprob
 from workers.engines.batching.machine import Machine
 from workers.engines.batching.rows import Row
-from workers.engines.batching.seams import Logits
+from workers.engines.batching.seams import Draws, Logits
+from workers.engines.batching.stochastic import Drawn, keep_or_draw
 from workers.engines.tally import Tally
 
 
@@ -73,7 +75,7 @@ class Decoder:
             block, margins = self._forward(inputs)
             self.forward_s = time.monotonic() - start
             heads = _Heads(block)
-            advances = [self._take(lane, inputs[lane][1:], heads) for lane in range(len(self.rows))]
+            advances = [self._take(lane, guesses.get(row, ()), heads) for lane, row in enumerate(self.rows)]
             self._lanes.advance([advance.accepted + 1 for advance in advances])
             if margins is not None:
                 self._mend(advances, margins)
@@ -97,12 +99,16 @@ class Decoder:
         taken: list[int] = []
         try:
             while True:
-                token = self._choose(row, lane, len(taken), heads)
+                if isinstance(guess, Drawn) and row.draws is not None:
+                    token = self._keep_or_draw(row, row.draws, guess, heads.logits[lane, len(taken)], len(taken))
+                else:
+                    token = self._choose(row, lane, len(taken), heads)
                 taken.append(token)
                 is_over = row.add(token, time.monotonic(), is_end=token in self._machine.end_tokens)
-                if is_over or len(taken) > len(guess) or not _holds(guess[len(taken) - 1], token):
+                is_right = len(taken) <= len(guess) and _holds(guess[len(taken) - 1], token)
+                accepted += is_right
+                if is_over or not is_right:
                     return Advance(row, tuple(taken), len(guess), accepted)
-                accepted += 1
         except FloatingPointError as error:
             return self._failed(row, taken, guess, ItemError(str(error), code="non_finite_logits"))
         except ItemError as error:
@@ -133,6 +139,15 @@ class Decoder:
         if row.top_logprobs is not None:
             note_logprob(row, ruled, choice.token)
         return choice.token
+
+    def _keep_or_draw(self, row: Row, draws: Draws, guess: Drawn, logits: Logits, place: int) -> int:
+        """By the stochastic rule; it promises no particular tokens, so nothing is too close to call."""
+        ruled = logits if row.rule is None else row.rule.apply(logits, row.tokens)
+        token = keep_or_draw(ruled, draws, guess, place)
+        self._tally.count("choices")
+        if row.top_logprobs is not None:
+            note_logprob(row, ruled, token)
+        return token
 
     def _canonical(self, row: Row, seen: Logits) -> Logits:
         """The logits that decide, after the row's rule; how far ``seen`` was from them corrects the bounds."""

@@ -1,10 +1,14 @@
-"""Between the scheduler and those who guess ahead: whom to ask, how many columns a step gets, who learns what."""
+"""Between the scheduler and those who guess ahead: whom to ask, how many columns a step gets, who learns what.
+
+Nobody is trusted: what cannot be a guess is cut off, and who fails is not asked again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from workers.engines.batching.decoding import Advance
 from workers.engines.batching.governor import Decision, Governor, Observation, Situation
@@ -20,9 +24,18 @@ class Guesser:
     Args:
         proposers: who may guess, each with the most tokens it may guess for a row.
         governor: decides by measured costs; without one the first proposer is always asked.
+        vocabulary: tokens that the model can read.
+
+    Attributes:
+        failures: what a proposer raised, by its name.
     """
 
-    def __init__(self, proposers: Sequence[tuple[Proposer, int]], governor: Governor | None) -> None:
+    def __init__(
+        self, proposers: Sequence[tuple[Proposer, int]], governor: Governor | None, vocabulary: int = 1 << 31
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._all = [proposer for proposer, _ in proposers]
+        self.failures: dict[str, str] = {}
         self._proposers = {proposer.name: proposer for proposer, _ in proposers}
         self._most = {proposer.name: most for proposer, most in proposers}
         self._governor = governor
@@ -42,17 +55,23 @@ class Guesser:
         """The row's prompt was read; what it said before stays said."""
         number = self._numbers[row] = self._next
         self._next += 1
-        for proposer in self._proposers.values():
-            proposer.begin(number, row.so_far)
+        for proposer in list(self._proposers.values()):
+            with self._guarded(proposer):
+                proposer.begin(number, row.so_far, row.draws)
 
     def end(self, row: Row) -> None:
         """The row is finished or gone."""
         number = self._numbers.pop(row)
-        for proposer in self._proposers.values():
-            proposer.end(number)
+        for proposer in list(self._proposers.values()):
+            with self._guarded(proposer):
+                proposer.end(number)
 
     def keep(self, names: Collection[str]) -> None:
         """Only these may guess from now on."""
+        for proposer in [proposer for name, proposer in self._proposers.items() if name not in names]:
+            with self._guarded(proposer):
+                for number in self._numbers.values():
+                    proposer.end(number)
         self._proposers = {name: proposer for name, proposer in self._proposers.items() if name in names}
 
     def guess(self, rows: Sequence[Row], *, is_last: bool = False) -> Mapping[Row, Sequence[int]]:
@@ -66,7 +85,11 @@ class Guesser:
             return {}
         start = time.monotonic()
         limits = self._limits(rows, decision.columns - 1)
-        found = self._proposers[decision.mechanism].propose(limits)
+        proposer = self._proposers[decision.mechanism]
+        found: dict[int, Sequence[int]] = {}
+        with self._guarded(proposer):
+            for number, guess in proposer.propose(limits).items():
+                found[number] = self._readable(guess, limits[number])
         self._propose_s = time.monotonic() - start
         guesses = {row: tokens for row in rows if (tokens := found.get(self._numbers[row]))}
         self._asked = decision.mechanism if guesses else "plain"
@@ -96,9 +119,14 @@ class Guesser:
         counts: dict[str, int] = {}
         if self._governor is not None:
             counts |= {f"governor_{name}": steps for name, steps in self._decided.items()}
-        for name, stats in self._stats.items():
-            counts |= stats.as_counters(name)
-        return counts
+        for proposer in self._all:
+            counts |= self._stats[proposer.name].as_counters(proposer.name) | dict(proposer.counters())
+        return counts | {f"{name}_given_up": 1 for name in self.failures}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that proposers hold."""
+        return sum(proposer.nbytes for proposer in self._all)
 
     def _tell(self, advance: Advance) -> None:
         row, number = advance.row, self._numbers[advance.row]
@@ -109,14 +137,29 @@ class Guesser:
         if advance.is_over:
             self.end(row)
             return
-        for name, proposer in self._proposers.items():
+        for name, proposer in list(self._proposers.items()):
             is_its = name == self._asked
-            proposer.advance(
-                number,
-                advance.tokens,
-                proposed=advance.proposed if is_its else 0,
-                accepted=advance.accepted if is_its else 0,
-            )
+            with self._guarded(proposer):
+                proposer.advance(
+                    number,
+                    advance.tokens,
+                    proposed=advance.proposed if is_its else 0,
+                    accepted=advance.accepted if is_its else 0,
+                )
+
+    def _readable(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+        """What can go through the model of a guess: so many tokens, up to the first that is none."""
+        count = next((at for at, token in enumerate(tokens) if not 0 <= token < self._vocabulary), len(tokens))
+        return tokens[: min(count, limit)]
+
+    @contextmanager
+    def _guarded(self, proposer: Proposer) -> Iterator[None]:
+        """A proposer that fails is not asked again."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in guessing, rows are decoded without
+            self.failures[proposer.name] = f"{type(error).__name__}: {error}"
+            self._proposers.pop(proposer.name, None)
 
     def _decide(self, rows: Sequence[Row], is_last: bool) -> Decision:
         if self._governor is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.specs.generate import LookupOptions
+from workers.engines.batching.seams import Draws
 from workers.engines.batching.speculation import SpeculationStats
 
 #: Adaptive guesses end before the token whose chance of being accepted is below this.
@@ -159,7 +160,11 @@ class PromptLookup:
         self._rates = _Rates(_KEPT_ALL)
         self.stats = SpeculationStats()
 
-    def begin(self, row: int, prompt: Sequence[int]) -> None:
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def begin(self, row: int, prompt: Sequence[int], draws: Draws | None = None) -> None:
         sizes = self._options
         self._rows[row] = _Row(Text(prompt, ngram_min=sizes.ngram_min, ngram_max=sizes.ngram_max))
 
@@ -206,6 +211,9 @@ class PromptLookup:
 
     def end(self, row: int) -> None:
         self._rows.pop(row, None)
+
+    def counters(self) -> dict[str, int]:
+        return {"lookup_paused_rounds": self.stats.paused_rounds}
 
     def _chances(self, row: _Row, length: int, count: int) -> tuple[float, ...]:
         chances = []

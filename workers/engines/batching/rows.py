@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from workers.engines.batching.seams import LogitsRule
+from workers.engines.batching.seams import Draws, LogitsRule
 from workers.engines.requests import Sampling
 from workers.engines.stopping import Scanner
 
@@ -66,6 +66,13 @@ class Row:
     def so_far(self) -> list[int]:
         """Prompt and answer."""
         return [*self.prompt, *self.tokens]
+
+    @property
+    def draws(self) -> Draws | None:
+        """How its next token is drawn; None where the best is taken."""
+        if self.sampling.is_greedy:
+            return None
+        return Draws(self.sampling, self.seed, self.choice, len(self.tokens))
 
     @property
     def helped_by(self) -> str | None:

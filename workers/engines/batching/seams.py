@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:  # requests know penalties, and penalties know these seams
+    from workers.engines.requests import Sampling
 
 Logits = npt.NDArray[np.float32]
 
@@ -28,6 +31,15 @@ class LogitsRule(Protocol):
         ...
 
 
+class Draws(NamedTuple):
+    """How a row's next token is drawn: noise is keyed by ``seed``, ``choice`` and ``position`` (tokens it has said)."""
+
+    sampling: Sampling
+    seed: int
+    choice: int
+    position: int
+
+
 class Proposer(Protocol):
     """Guesses what rows will say next. A guess costs or saves time; it never changes an answer.
 
@@ -36,8 +48,16 @@ class Proposer(Protocol):
 
     name: str
 
-    def begin(self, row: int, prompt: Sequence[int]) -> None:
-        """A row starts to be decoded; nothing of its answer exists yet."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that it holds."""
+        ...
+
+    def begin(self, row: int, prompt: Sequence[int], draws: Draws | None = None) -> None:
+        """A row starts to be decoded, or goes on: ``prompt`` is all it has read and said.
+
+        ``draws`` is how it draws its next token; None for one that takes the best.
+        """
         ...
 
     def propose(self, limits: Mapping[int, int]) -> Mapping[int, Sequence[int]]:
@@ -50,4 +70,8 @@ class Proposer(Protocol):
 
     def end(self, row: int) -> None:
         """The row is finished or gone."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """What it counted beside its guesses, by names that begin with its own."""
         ...
