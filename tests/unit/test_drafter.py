@@ -277,12 +277,13 @@ class Liar:
         ([-1, 3], False, False),
         ([4, VOCABULARY, 2], True, False),
         ([4, 10**12], True, False),
-        ("text", False, True),
-        ([None], False, True),
+        ("text", False, False),
+        ([1.5], False, False),
+        (None, False, True),
         (RuntimeError("no"), False, True),
         ([], False, True),
     ],
-    ids=["wrong", "too long", "negative", "beyond", "huge", "text", "none", "raises", "raises later"],
+    ids=["wrong", "too long", "negative", "beyond", "huge", "text", "no number", "none", "raises", "raises later"],
 )
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_liar_changes_nothing(

@@ -15,7 +15,7 @@ from workers.engines.batching.draft_lanes import can_rewind
 from workers.engines.batching.drafter import FullModelDrafter
 from workers.engines.batching.lanes import Lanes
 from workers.engines.loading import LanguageModel, load_language_model
-from workers.engines.vocabularies import check_same_vocabulary
+from workers.engines.vocabularies import check_same_vocabulary, vocabulary_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def load_drafter(options: JsonObject, target: LanguageModel) -> LoadedDrafter | 
         str(options.get("draft_dtype", "auto")),
         trust_code=bool(options.get("draft_trust_code", False)),
     )
-    vocabulary = min(_said_by(target.model), _said_by(loaded.model))
+    vocabulary = min(vocabulary_size(target.model), vocabulary_size(loaded.model))
     check_same_vocabulary(target.tokenizer, loaded.tokenizer, vocabulary)
     rewinds = can_rewind(loaded.model)
     return LoadedDrafter(
@@ -76,11 +76,6 @@ def load_drafter(options: JsonObject, target: LanguageModel) -> LoadedDrafter | 
         _lane_cost(loaded.model) if rewinds else LaneCost(),
         rewinds,
     )
-
-
-def _said_by(model: Any) -> int:
-    """Ids that a model gives logits for; a shape is known before anything is computed."""
-    return int(model(mx.array([[0]])).shape[-1])
 
 
 def _lane_cost(model: Any) -> LaneCost:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
+
 from pipeline.errors import DraftIncompatible
 
 _HINT = "take a smaller model of the same family and version, or leave `draft:` out"
@@ -35,6 +37,11 @@ PROBE_TEXTS = (
     "\u2014 \u201cquoted\u201d \u2018single\u2019 \u2026 \u20ac\u00a3\u00a5 \u2200x\u2208\u211d: x\u00b2\u22650 \u2192",
     "| a | b |\n|---|---|\n- [ ] *one* **two** `three`\n\n```py\nx\n```",
 )
+
+
+def vocabulary_size(model: Any) -> int:
+    """Ids that a model gives logits for: it can say no others. The shape is known before anything is computed."""
+    return int(model(mx.array([[0]])).shape[-1])
 
 
 def check_same_vocabulary(target: Any, drafter: Any, tokens: int | None = None) -> None:

@@ -149,8 +149,10 @@ class Guesser:
 
     def _readable(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         """What can go through the model of a guess: so many tokens, up to the first that is none."""
-        count = next((at for at, token in enumerate(tokens) if not 0 <= token < self._vocabulary), len(tokens))
-        return tokens[: min(count, limit)]
+        for place, token in enumerate(tokens[:limit]):
+            if not isinstance(token, int) or not 0 <= token < self._vocabulary:
+                return tokens[:place]
+        return tokens[:limit]
 
     @contextmanager
     def _guarded(self, proposer: Proposer) -> Iterator[None]:
