@@ -58,6 +58,7 @@ class GenerationRun:
         self._heard_at: dict[Row, float] = {}
         self._answered = 0
         self._progress_at = time.monotonic()
+        self._decisions = len(machine.governor.log.entries)
         self._scheduler = self._make_scheduler()
 
     # --- the shard ---------------------------------------------------------------------------------------------------
@@ -107,10 +108,17 @@ class GenerationRun:
     def stats(self, *, cancelled: bool) -> RunStats:
         """Token sums are of answered rows; a row that was cancelled is in none of them."""
         self._scheduler.tell(self._tally)
+        self._tell_decisions()
         self._tally.count("peak_kv_bytes", self._scheduler.most_cache_bytes)
         return self._tally.stats(
             cancelled=cancelled, measures=self._waits.percentiles("itl_s"), verdicts=self._watch.verdicts()
         )
+
+    def _tell_decisions(self) -> None:
+        """What the governor decided in this run, when and why, belongs to the job's record."""
+        for entry in self._machine.governor.log.entries[self._decisions :]:
+            when = f"step {entry['step']}, {entry['width']} rows, {entry['context']} tokens of context"
+            self._watch.held("governor", f"{entry['from']}_to_{entry['to']}", f"{when}: {entry['why']}")
 
     # --- rows --------------------------------------------------------------------------------------------------------
 

@@ -305,6 +305,7 @@ class Scheduler:
         context = max(self._decoder.lanes.lengths)
         advances = self._decoder.step(guesses)
         self._tally.count("decode_steps")
+        self._tally.count("decode_rows", len(rows))
         self._tally.add_tokens(sum(len(advance.tokens) for advance in advances))
         if self._guesser is not None:
             self._guesser.learn(advances, context, self._decoder.forward_s)
