@@ -32,11 +32,11 @@ def load(path: Path, endpoint: str = CHAT, dtype: str = "auto") -> tuple[Generat
 
 
 def run(
-    engine: GenerationEngine, *bodies: JsonObject, endpoint: str = CHAT, width: int = 4
+    engine: GenerationEngine, *bodies: JsonObject, endpoint: str = CHAT, width: int = 4, **given: Any
 ) -> tuple[list[Answer], RunStats]:
     items = [WorkItem(index, f"item-{index}", body, seed=index) for index, body in enumerate(bodies)]
     events: list[EngineEvent] = []
-    options = {"endpoint": endpoint, "model_name": "tiny", "sampling": {"max_tokens": 16}, "width": width}
+    options = {"endpoint": endpoint, "model_name": "tiny", "sampling": {"max_tokens": 16}, "width": width, **given}
     stats = engine.run(items, options, done=frozenset(), emit=events.append, should_stop=lambda: False)
     answers = [event for event in events if isinstance(event, Answer)]
     return sorted(answers, key=lambda answer: answer.index), stats
@@ -271,3 +271,20 @@ def test_checkpoints_that_cannot_be_run_say_why(tmp_path: Path) -> None:
     (strange / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(ModelUnsupported, match="Missing"):
         load(strange)
+
+
+def test_a_second_model_guesses_and_changes_no_answer(tiny_llama_path: Path) -> None:
+    bodies = [chat("the quick brown fox " * n, max_tokens=12) for n in range(1, 6)]
+    plain, _ = run(load(tiny_llama_path)[0], *bodies)
+    engine = GenerationEngine()
+    engine.load(
+        EngineRequest(
+            "generate", str(tiny_llama_path), "digest", options={"endpoint": CHAT, "draft_path": str(tiny_llama_path)}
+        )
+    )
+    for accelerate in ("draft", "auto"):
+        answers, stats = run(engine, *bodies, accelerate=accelerate, draft={"tokens": 3, "acceptance": "sampler_match"})
+        assert [answer.body for answer in answers] == [answer.body for answer in plain]
+        if accelerate == "draft":
+            assert stats.counters["draft_accepted"] == stats.counters["draft_proposed"] > 0
+            assert stats.counters["decode_steps"] < 12

@@ -14,6 +14,7 @@ from pipeline.specs.contract import Contract
 from workers.engines.batching.machine import Machine
 from workers.engines.chat import Dialogue
 from workers.engines.contract import ContractWatch, Findings
+from workers.engines.drafting import LoadedDrafter, load_drafter
 from workers.engines.generation_run import GenerationRun
 from workers.engines.loading import LanguageModel, load_language_model
 from workers.engines.machines import build_machine
@@ -24,15 +25,17 @@ from workers.engines.requests import ROLES, Role
 class GenerationEngine:
     """Holds one language model and answers shards of requests with it.
 
-    Load options: ``endpoint`` (with the chat endpoint a model without a chat template is refused). Run options are
+    Load options: ``endpoint`` (with the chat endpoint a model without a chat template is refused), ``draft_path``,
+    ``draft_dtype`` and ``draft_trust_code`` (a second model that guesses). Run options are
     those of a generation spec: ``endpoint``, ``model_name`` (what answers call the model), ``sampling`` (defaults for
-    items), ``width``, ``accelerate``, ``lookup``, ``overflow``, ``prefix_cache``, ``report_cache``, ``contract``.
+    items), ``width``, ``accelerate``, ``lookup``, ``draft``, ``overflow``, ``prefix_cache``, ``report_cache``, ``contract``.
     """
 
     def __init__(self) -> None:
         self._language_model: LanguageModel | None = None
         self._machine: Machine | None = None
         self._dialogue: Dialogue | None = None
+        self._drafter: LoadedDrafter | None = None
         self._findings = Findings()
         self._load_s = 0.0
 
@@ -45,8 +48,9 @@ class GenerationEngine:
         dialogue = Dialogue(loaded.tokenizer, context_length=loaded.context_length)
         if "endpoint" in request.options:
             _check_role(request.options["endpoint"], dialogue)
+        drafter = load_drafter(request.options, loaded)
         machine, probe = build_machine(loaded, request.memory_bytes)
-        self._language_model, self._machine, self._dialogue = loaded, machine, dialogue
+        self._language_model, self._machine, self._dialogue, self._drafter = loaded, machine, dialogue, drafter
         self._load_s = time.monotonic() - start
         details: JsonObject = {
             "model_type": loaded.config["model_type"],
@@ -84,7 +88,7 @@ class GenerationEngine:
         role = _check_role(options["endpoint"], self._dialogue)
         watch = ContractWatch(Contract(**(options.get("contract") or {})), self._findings)
         watch.ceiling("model_start_s", self._load_s)
-        run = GenerationRun(self._machine, self._dialogue, role, options, watch, emit)
+        run = GenerationRun(self._machine, self._dialogue, self._drafter, role, options, watch, emit)
         cancelled = run.prepare((item for item in items if item.index not in done), should_stop)
         cancelled = cancelled or run.decode(should_stop)
         run.report()
@@ -97,7 +101,7 @@ class GenerationEngine:
             self._machine.prefixes.clear()
 
     def close(self) -> None:
-        self._language_model = self._machine = self._dialogue = None
+        self._language_model = self._machine = self._dialogue = self._drafter = None
 
 
 def _check_role(endpoint: str, dialogue: Dialogue) -> Role:

@@ -10,6 +10,7 @@ from pipeline.errors import ItemError
 from pipeline.ports import Emit, JsonObject, Progress, RunStats, ShouldStop, Started, WorkItem
 from pipeline.specs.generate import LookupOptions, SamplingDefaults
 from workers.engines.answers import error_answer
+from workers.engines.batching.budget import LaneCost
 from workers.engines.batching.canonical import one_row
 from workers.engines.batching.decoding import Advance
 from workers.engines.batching.guessing import Guesser
@@ -21,6 +22,7 @@ from workers.engines.batching.seams import Proposer
 from workers.engines.batching.shadow import shadow_tokens
 from workers.engines.chat import Dialogue
 from workers.engines.contract import ContractWatch
+from workers.engines.drafting import LoadedDrafter
 from workers.engines.memory import rss_bytes
 from workers.engines.replies import Reply, open_reply
 from workers.engines.requests import Role
@@ -41,6 +43,7 @@ class GenerationRun:
         self,
         machine: Machine,
         dialogue: Dialogue,
+        drafter: LoadedDrafter | None,
         role: Role,
         options: JsonObject,
         watch: ContractWatch,
@@ -48,6 +51,7 @@ class GenerationRun:
     ) -> None:
         self._machine = machine
         self._dialogue = dialogue
+        self._drafter = drafter
         self._role: Role = role
         self._options = options
         self._watch = watch
@@ -108,14 +112,16 @@ class GenerationRun:
     def stats(self, *, cancelled: bool) -> RunStats:
         """Token sums are of answered rows; a row that was cancelled is in none of them."""
         self._scheduler.tell(self._tally)
-        self._tell_decisions()
+        self._tell_guessing()
         self._tally.count("peak_kv_bytes", self._scheduler.most_cache_bytes)
         return self._tally.stats(
             cancelled=cancelled, measures=self._waits.percentiles("itl_s"), verdicts=self._watch.verdicts()
         )
 
-    def _tell_decisions(self) -> None:
-        """What the governor decided in this run, when and why, belongs to the job's record."""
+    def _tell_guessing(self) -> None:
+        """What the governor decided in this run, when and why, belongs to the job's record; so does who failed."""
+        for name, reason in self._scheduler.guess_failures.items():
+            self._watch.declined(name, "failed", reason)
         for entry in self._machine.governor.log.entries[self._decisions :]:
             when = f"step {entry['step']}, {entry['width']} rows, {entry['context']} tokens of context"
             self._watch.held("governor", f"{entry['from']}_to_{entry['to']}", f"{when}: {entry['why']}")
@@ -207,13 +213,15 @@ class GenerationRun:
         width = width if watch.allows("batching") else 1
         if not machine.is_exact:
             width = self._without_exactness(width)
-        resident, kv = watch.limit("resident_bytes"), watch.limit("kv_bytes")
+        guesser = self._make_guesser()
+        drafts = guesser is not None and "draft" in guesser.names
+        beside = self._drafter.cost if drafts and self._drafter is not None else LaneCost()
         return Scheduler(
             machine,
             width=width,
             tally=self._tally,
-            budget=machine.budget.narrow(None if resident is None else int(resident), None if kv is None else int(kv)),
-            guesser=self._make_guesser(),
+            budget=machine.budget.of_job(watch.limit("resident_bytes"), watch.limit("kv_bytes"), beside),
+            guesser=guesser,
             shares_prefixes=bool(options.get("prefix_cache", True)) and watch.allows("prefix_cache"),
             on_start=self._started,
         )
@@ -241,5 +249,23 @@ class GenerationRun:
         if asked in ("auto", "lookup") and self._watch.allows("lookup"):
             lookup = LookupOptions(**self._options.get("lookup", {}))
             proposers.append((PromptLookup(lookup, adaptive=asked != "auto"), lookup.max_draft))
+        if asked in ("auto", "draft") and self._watch.allows("draft"):
+            proposers += self._make_drafter(asked)
         governor = self._machine.governor if asked == "auto" else None
         return Guesser(proposers, governor) if proposers else None
+
+    def _make_drafter(self, asked: str) -> list[tuple[Proposer, int]]:
+        """The second model, unless it cannot guess here; ``auto`` keeps to what reproduces the seeded stream."""
+        given = self._options.get("draft")
+        if self._drafter is None or given is None:
+            return []
+        acceptance = given.get("acceptance", "sampler_match")
+        if not self._drafter.can_rewind:
+            self._watch.declined("draft", "cannot_rewind", "the drafter's state cannot go back over a wrong guess")
+        elif acceptance == "stochastic" and (asked == "auto" or not self._watch.permits("distribution_preserving")):
+            self._watch.declined(
+                "draft", "not_seed_stable", "stochastic acceptance does not reproduce the seeded stream"
+            )
+        else:
+            return [(self._drafter.proposer(given["tokens"], acceptance), given["tokens"])]
+        return []

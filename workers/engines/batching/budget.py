@@ -20,6 +20,10 @@ class LaneCost:
     per_token: int = 0
     windows: tuple[tuple[int, int], ...] = ()
 
+    def __add__(self, other: LaneCost) -> LaneCost:
+        """A row that has a lane in both."""
+        return LaneCost(self.fixed + other.fixed, self.per_token + other.per_token, (*self.windows, *other.windows))
+
     def row_bytes(self, tokens: int) -> int:
         windowed = sum(rate * min(tokens, most) for most, rate in self.windows)
         return self.fixed + self.per_token * tokens + windowed
@@ -49,10 +53,11 @@ class MemoryBudget:
     kv_limit_bytes: int | None = None
     stretch: float = field(default=1.0)
 
-    def narrow(self, limit_bytes: int | None, kv_limit_bytes: int | None) -> MemoryBudget:
-        """The same with a job's own ceilings, where they are lower."""
-        limits = [limit for limit in (self.limit_bytes, limit_bytes) if limit is not None]
-        return replace(self, limit_bytes=min(limits, default=None), kv_limit_bytes=kv_limit_bytes)
+    def of_job(self, limit_bytes: float | None, kv_limit_bytes: float | None, beside: LaneCost) -> MemoryBudget:
+        """The same with a job's own ceilings, where they are lower, and what each row takes ``beside`` its lane."""
+        limit = min((int(each) for each in (self.limit_bytes, limit_bytes) if each is not None), default=None)
+        kv_limit = None if kv_limit_bytes is None else int(kv_limit_bytes)
+        return replace(self, limit_bytes=limit, kv_limit_bytes=kv_limit, cost=self.cost + beside)
 
     def rows_bytes(self, rows: int, tokens: int) -> int:
         """Caches of ``rows`` rows, the longest of ``tokens``: lanes are as long as the longest one."""

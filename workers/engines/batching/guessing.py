@@ -47,6 +47,11 @@ class Guesser:
         self._propose_s = 0.0
 
     @property
+    def names(self) -> Collection[str]:
+        """Who may guess."""
+        return self._proposers.keys()
+
+    @property
     def most_columns(self) -> int:
         """Most columns of a step."""
         return 1 + max(self._most.values())

@@ -161,6 +161,11 @@ class Scheduler:
         if self._guesser is not None:
             self._guesser.keep(names)
 
+    @property
+    def guess_failures(self) -> Mapping[str, str]:
+        """Who failed while guessing, and how."""
+        return {} if self._guesser is None else self._guesser.failures
+
     def tell(self, tally: Tally) -> None:
         """Count what guessing came to."""
         for name, count in (self._guesser.counters() if self._guesser is not None else {}).items():
