@@ -28,6 +28,10 @@ class LaneCost:
         windowed = sum(rate * min(tokens, most) for most, rate in self.windows)
         return self.fixed + self.per_token * tokens + windowed
 
+    def kept_bytes(self, tokens: int) -> int:
+        """So many tokens of a prefix, of which windowed layers keep all places too."""
+        return tokens * (self.per_token + sum(rate for _, rate in self.windows))
+
     def plus(self, other: LaneCost) -> LaneCost:
         """A row that has a lane in two models."""
         return LaneCost(self.fixed + other.fixed, self.per_token + other.per_token, self.windows + other.windows)

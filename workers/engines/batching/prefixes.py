@@ -7,7 +7,7 @@ their beginnings too. Knows nothing about models; what is stored is opaque but f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workers.engines.batching.lanes import Segment, cut_segments
@@ -21,12 +21,15 @@ MOST_NODES = 4096
 
 @dataclass(eq=False, slots=True)
 class PrefixNode:
-    """A run of tokens; ``segments`` are its keys and values by layer, None until they are computed."""
+    """A run of tokens; ``segments`` are its keys and values by layer, None until they are computed.
+
+    ``children`` are known by their first tokens, as many as the store's grain.
+    """
 
     start: int
     tokens: tuple[int, ...]
     parent: PrefixNode | None = None
-    children: dict[int, PrefixNode] = field(default_factory=dict)
+    children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
     segments: list[Segment] | None = None
     nbytes: int = 0
     used_at: int = 0
@@ -36,6 +39,10 @@ class PrefixNode:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def is_wanted(self) -> bool:
+        return self.is_planned or self.segments is not None
+
 
 class PrefixStore:
     """What was computed of shared prefixes, the least recently used leaf going first when it is more than the limit."""
@@ -43,6 +50,7 @@ class PrefixStore:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.nbytes = 0
+        self._grain = 1
         self._root = PrefixNode(0, ())
         self._clock = itertools.count(1)
 
@@ -51,33 +59,47 @@ class PrefixStore:
 
         The last token of a prompt is never in a prefix: it has to be read to say what comes next.
         """
-        self._forget_plans()
+        if grain != self._grain:  # runs that were cut elsewhere are of no use
+            self.clear()
+            self._grain = grain
+        for node in self._walk():
+            node.is_planned = False
         ordered = sorted(tuple(prompt[:-1]) for prompt in prompts)
-        for tokens, end in itertools.islice(_shared_runs(ordered), MOST_NODES):
-            if whole := end // grain * grain:
-                self._boundary(tokens[:whole]).is_planned = True
+        for tokens, end in itertools.islice(_shared_runs(ordered, grain), MOST_NODES):
+            self._boundary(tokens[:end]).is_planned = True
+        self._prune()
 
     def path(self, prompt: Sequence[int]) -> list[PrefixNode]:
-        """Nodes that are wholly in the prompt, short of its last token, outermost first; all planned or computed."""
+        """Nodes that are wholly in the prompt, short of its last token, outermost first; the last is planned or computed.
+
+        One before it may be neither: a run that is too short to be shared for its own sake.
+        """
         path: list[PrefixNode] = []
-        node = self._root
-        while True:
-            at = node.end
-            child = node.children.get(prompt[at]) if at < len(prompt) - 1 else None
-            if child is None or child.end >= len(prompt) or tuple(prompt[at : child.end]) != child.tokens:
-                return path
-            if child.segments is None and not child.is_planned:
-                return path
-            child.used_at = next(self._clock)
+        node, wanted = self._root, 0
+        while node.end < len(prompt) - 1:
+            child = node.children.get(tuple(prompt[node.end : node.end + self._grain]))
+            if child is None or child.end >= len(prompt) or tuple(prompt[child.start : child.end]) != child.tokens:
+                break
             path.append(child)
             node = child
+            wanted = len(path) if child.is_wanted else wanted
+        for node in path[:wanted]:
+            node.used_at = next(self._clock)
+        return path[:wanted]
+
+    def allows(self, node: PrefixNode, nbytes: int) -> bool:
+        """Whether a node of this size could be kept beside those that it continues; it is planned no more if not."""
+        fits = self._is_here(node) and nbytes + sum(above.nbytes for above in _above(node)) <= self.limit_bytes
+        if not fits:
+            self._give_up(node)
+        return fits
 
     def keep(self, node: PrefixNode, segments: list[Segment]) -> bool:
         """Store a node's keys and values if they fit, once what is used less has gone; false where they do not."""
         size = sum(keys.nbytes + values.nbytes for keys, values in segments)
-        self._make_room(size)
-        if self.nbytes + size > self.limit_bytes:
+        if not self.allows(node, size):
             return False
+        self._make_room(size, _above(node))
         node.segments, node.nbytes = segments, size
         self.nbytes += size
         return True
@@ -85,11 +107,13 @@ class PrefixStore:
     def shrink(self, limit_bytes: int) -> None:
         """Hold no more than this from now on."""
         self.limit_bytes = limit_bytes
-        self._make_room(0)
+        self._make_room(0, [])
 
     def clear(self) -> None:
         """Forget everything."""
-        self._root, self.nbytes = PrefixNode(0, ()), 0
+        for node in self._walk():  # nodes know each other in circles, which would keep their arrays for a while
+            self._release(node)
+        self._root = PrefixNode(0, ())
 
     # --- the tree ----------------------------------------------------------------------------------------------------
 
@@ -98,65 +122,92 @@ class PrefixStore:
         node = self._root
         while node.end < len(tokens):
             rest = tokens[node.end :]
-            child = node.children.get(rest[0])
+            child = node.children.get(self._key(rest))
             if child is None:
                 child = PrefixNode(node.end, rest, node)
-                node.children[rest[0]] = child
+                node.children[self._key(rest)] = child
                 return child
-            common = _common(child.tokens, rest)
+            common = _common(child.tokens, rest) // self._grain * self._grain
             node = child if common == len(child.tokens) else self._cut(child, common)
         return node
+
+    def _key(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tokens[: self._grain]
 
     def _cut(self, node: PrefixNode, length: int) -> PrefixNode:
         """Cut a run in two; returns the front."""
         assert node.parent is not None
         front = PrefixNode(node.start, node.tokens[:length], node.parent, used_at=node.used_at)
-        node.parent.children[front.tokens[0]] = front
-        front.children[node.tokens[length]] = node
+        node.parent.children[self._key(front.tokens)] = front
         node.parent, node.start, node.tokens = front, node.start + length, node.tokens[length:]
+        front.children[self._key(node.tokens)] = node
         if node.segments is not None:
             front.segments, node.segments = cut_segments(node.segments, length)
             front.nbytes = node.nbytes * length // (length + len(node.tokens))
             node.nbytes -= front.nbytes
         return front
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int, pinned: Collection[PrefixNode]) -> None:
         while self.nbytes + size > self.limit_bytes:
-            leaves = [node for node in self._walk() if node.segments is not None and not _holds_below(node)]
+            leaves = [node for node in self._leaves() if node not in pinned]
             if not leaves:
                 return
-            oldest = min(leaves, key=lambda node: node.used_at)
-            self.nbytes -= oldest.nbytes
-            oldest.segments, oldest.nbytes = None, 0
+            self._release(min(leaves, key=lambda node: node.used_at))
 
-    def _forget_plans(self) -> None:
-        """Before a new plan: nodes without keys and values go, unless something below them has some."""
-        for node in list(self._walk()):
-            node.is_planned = False
+    def _leaves(self) -> Iterator[PrefixNode]:
+        """What is kept and has nothing below it that is."""
+        holding: set[PrefixNode] = set()
+        for node in reversed(list(self._walk())):
+            if node.segments is not None and node not in holding:
+                yield node
+            if node.parent is not None and (node.segments is not None or node in holding):
+                holding.add(node.parent)
+
+    def _give_up(self, node: PrefixNode) -> None:
+        """Neither it nor what continues it is planned or kept any more."""
+        for each in (node, *_below(node)):
+            each.is_planned = False
+            if self._is_here(each):
+                self._release(each)
+
+    def _release(self, node: PrefixNode) -> None:
+        self.nbytes -= node.nbytes
+        node.segments, node.nbytes = None, 0
+
+    def _is_here(self, node: PrefixNode) -> bool:
+        """It was not forgotten meanwhile."""
+        return (_above(node) or [node])[-1].parent is self._root
+
+    def _prune(self) -> None:
+        """Nodes go that nobody wants, nor anything below them."""
         for node in reversed(list(self._walk())):  # children before parents
-            if node.segments is None and not node.children and node.parent is not None:
-                del node.parent.children[node.tokens[0]]
+            if not node.is_wanted and not node.children and node.parent is not None:
+                del node.parent.children[self._key(node.tokens)]
+                node.parent = None
 
     def _walk(self) -> Iterator[PrefixNode]:
         """Parents before children."""
-        stack = list(self._root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        return _below(self._root)
 
 
-def _holds_below(node: PrefixNode) -> bool:
+def _below(node: PrefixNode) -> Iterator[PrefixNode]:
     stack = list(node.children.values())
     while stack:
         below = stack.pop()
-        if below.segments is not None:
-            return True
+        yield below
         stack.extend(below.children.values())
-    return False
 
 
-def _shared_runs(ordered: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _above(node: PrefixNode) -> list[PrefixNode]:
+    """Nodes that it continues, innermost first."""
+    above = []
+    while node.parent is not None and node.parent.tokens:
+        node = node.parent
+        above.append(node)
+    return above
+
+
+def _shared_runs(ordered: Sequence[tuple[int, ...]], grain: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """(a prompt, how much of it is shared) for each place where a group of sorted prompts parts; outermost first."""
     stack = [(0, len(ordered), 0)]
     while stack:
@@ -164,9 +215,10 @@ def _shared_runs(ordered: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int
         if high - low < 2:
             continue
         shared = _common(ordered[low], ordered[high - 1])  # of sorted prompts the first and last differ soonest
-        if shared - depth >= LEAST_TOKENS:
-            yield ordered[low], shared
-            depth = shared
+        whole = shared // grain * grain
+        if whole - depth >= LEAST_TOKENS:
+            yield ordered[low], whole
+            depth = whole
         for first, last in _parts(ordered, low, high, shared):
             stack.append((first, last, depth))
 

@@ -203,7 +203,7 @@ class Scheduler:
             self._refuse(head)
         path = self._machine.prefixes.path(head.prompt) if self._shares_prefixes else []
         missing = next((place for place, node in enumerate(path) if node.segments is None), None)
-        if missing is not None and self._fits_prefix(path[missing]):
+        if missing is not None and self._may_keep(path[missing]):
             self._reading = self._of_prefix(path[:missing], path[missing])
             return True
         known = path if missing is None else path[:missing]
@@ -329,9 +329,12 @@ class Scheduler:
         longest = max([row.most_tokens, *(each.most_tokens for each in self._decoder.rows)])
         return self._budget.allows(rows, longest, self._machine.prefixes.nbytes)
 
-    def _fits_prefix(self, node: PrefixNode) -> bool:
-        size = self._budget.cost.row_bytes(node.end) - self._budget.cost.row_bytes(node.start)
-        return size <= self._machine.prefixes.limit_bytes
+    def _may_keep(self, node: PrefixNode) -> bool:
+        """Whether a prefix will find room once it is computed; it is given up if not."""
+        if self._machine.prefixes.allows(node, self._budget.cost.kept_bytes(len(node.tokens))):
+            return True
+        self._tally.count("prefixes_without_room")
+        return False
 
     def _refuse(self, row: Row) -> None:
         """Not even one row fits: prefixes go first, then the job is told."""
