@@ -46,6 +46,11 @@ def _split_words(value: object) -> object:
 Words = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
 
 
+#: What engines may hold of a host's memory together, unless the settings say. A Mac's GPU is meant to use two thirds to
+#: three quarters of it; below that there is room for what grows while a model works, and for the database's cache.
+BUDGET_SHARE = 0.6
+
+
 class Settings(BaseModel):
     """Everything that can be configured. ``*_s`` are seconds, ``*_bytes`` bytes."""
 
@@ -129,6 +134,10 @@ class Settings(BaseModel):
         if unknown:
             raise ValueError(f"queues: no queue {unknown[0]!r}; they are {', '.join(ALL_QUEUES)}")
         return self
+
+    def engine_budget_bytes(self, host_bytes: int) -> int:
+        """What a worker's engines may hold together on a host of so much memory."""
+        return self.memory_budget_bytes or int(host_bytes * BUDGET_SHARE)
 
     @property
     def home_path(self) -> Path:

@@ -23,10 +23,6 @@ from pipeline.ports import EngineInfo, EngineRequest, JsonObject, WorkItem
 from workers.run import ChildRun
 from workers.supervisor import Supervisor
 
-#: What children may hold of the host's memory together, unless the settings say. A Mac's GPU is meant to use two thirds
-#: to three quarters of it; below that there is room for what grows while a model works, and for the database's cache.
-BUDGET_SHARE = 0.6
-
 #: What a child is expected to hold before it has shown what it does: its weights and a quarter of them for caches, and
 #: an interpreter with MLX and a tokenizer.
 WEIGHTS_FACTOR, BASE_BYTES = 1.25, 256 << 20
@@ -88,7 +84,7 @@ class WarmPool:
         busy_wait_s: float = BUSY_WAIT_S,
     ) -> None:
         host_bytes = psutil.virtual_memory().total if host_bytes is None else host_bytes
-        self.budget_bytes = settings.memory_budget_bytes or int(host_bytes * BUDGET_SHARE)
+        self.budget_bytes = settings.engine_budget_bytes(host_bytes)
         if self.budget_bytes > host_bytes:
             log.warning("budget_exceeds_memory", extra={"budget": self.budget_bytes, "memory": host_bytes})
         self._start = start or (lambda: Supervisor(settings))

@@ -11,9 +11,6 @@ from pipeline.advice.facts import HostFacts
 from pipeline.checkpoints.weights import Device
 from pipeline.config import Settings
 
-#: Of a host's memory, what engines may hold where the settings do not say.
-BUDGET_SHARE = 0.6
-
 
 def this_device() -> Device:
     """The family of device that an engine here runs on."""
@@ -25,11 +22,12 @@ def host_facts(
 ) -> HostFacts:
     """This host; or one of another device or memory, whose budget then follows from that memory."""
     total = memory_bytes or psutil.virtual_memory().total
-    stated = settings.memory_budget_bytes if memory_bytes is None else None
+    if memory_bytes is not None:  # another host, on which these settings' bytes are nobody's
+        settings = settings.model_copy(update={"memory_budget_bytes": None})
     return HostFacts(
         device=device or this_device(),
         memory_bytes=total,
-        budget_bytes=stated or int(total * BUDGET_SHARE),
+        budget_bytes=settings.engine_budget_bytes(total),
         slots=settings.slots,
         system=f"{sys.platform} {platform.machine()}" if device in (None, this_device()) else "",
         blas=blas,

@@ -49,9 +49,16 @@ def engine_work(spec: JobSpec, job: JobView, settings: Settings) -> EngineWork:
         kind, load_options = "fake", {"kind": spec.kind, **options, **drafter}
     else:
         kind, load_options = spec.kind, {**load_options_of(spec, options), **drafter}
+    if kind == "generate":
+        load_options["budget_bytes"] = _budget_of_child(settings)
     trust_code = kind in LANGUAGE_KINDS and may_run_code(spec.model.name, path, settings)
     request = EngineRequest(kind, str(path), digest, spec.model.dtype, load_options, trust_code=trust_code)  # type: ignore[arg-type]
     return EngineWork(request, options, _marks_of(spec))
+
+
+def _budget_of_child(settings: Settings) -> int:
+    """What one child may hold with its rows: an equal share of what the worker's engines may, for each slot."""
+    return settings.engine_budget_bytes(psutil.virtual_memory().total) // settings.slots
 
 
 def _find_pinned(name: str, pinned: str | None, job: JobView, settings: Settings) -> tuple[Path, str]:

@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.config import Settings, load_settings
+from pipeline.config import BUDGET_SHARE, Settings, load_settings
 from pipeline.errors import ChildDied, ConfigError, JobError, MemoryBusy
 from pipeline.ports import Answer, EngineRequest, WorkItem
 from tests.fixtures.house import MakeHouse
 from workers.supervisor import Supervisor
-from workers.warm import BASE_BYTES, BUDGET_SHARE, WEIGHTS_FACTOR, WarmHost, WarmPool
+from workers.warm import BASE_BYTES, WEIGHTS_FACTOR, WarmHost, WarmPool
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 

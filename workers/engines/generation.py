@@ -26,7 +26,8 @@ class GenerationEngine:
     """Holds one language model and answers shards of requests with it.
 
     Load options: ``endpoint`` (with the chat endpoint a model without a chat template is refused), ``draft_path``,
-    ``draft_dtype`` and ``draft_trust_code`` (a second model that guesses). Run options are
+    ``draft_dtype`` and ``draft_trust_code`` (a second model that guesses), ``budget_bytes`` (what this process may hold
+    with all its rows, where no smaller ceiling is set). Run options are
     those of a generation spec: ``endpoint``, ``model_name`` (what answers call the model), ``sampling`` (defaults for
     items), ``width``, ``accelerate``, ``lookup``, ``draft``, ``overflow``, ``prefix_cache``, ``report_cache``, ``contract``.
     """
@@ -49,7 +50,7 @@ class GenerationEngine:
         if "endpoint" in request.options:
             _check_role(request.options["endpoint"], dialogue)
         drafter = load_drafter(request.options, loaded)
-        machine, probe = build_machine(loaded, request.memory_bytes)
+        machine, probe = build_machine(loaded, request.memory_bytes or request.options.get("budget_bytes"))
         self._language_model, self._machine, self._dialogue, self._drafter = loaded, machine, dialogue, drafter
         self._load_s = time.monotonic() - start
         details: JsonObject = {

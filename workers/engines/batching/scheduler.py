@@ -90,7 +90,9 @@ class Scheduler:
         self._burst = self._steps = 0
         lanes = self._new_lanes(spare=1 if guesser is None else guesser.most_columns)
         self._decoder = Decoder(machine, lanes, tally)
-        self._shares_prefixes = shares_prefixes and one_row(machine.model).can_branch
+        can_branch = one_row(machine.model).can_branch
+        self._shares_prefixes = shares_prefixes and can_branch
+        tally.count("prefixes_refused", shares_prefixes and not can_branch)
         self.most_cache_bytes = self.most_resident_bytes = 0
 
     # --- for the engine ----------------------------------------------------------------------------------------------
