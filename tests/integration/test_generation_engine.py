@@ -218,7 +218,9 @@ def test_probe_passes_and_a_failed_one_means_width_one(tiny_llama_path: Path, mo
     expected, stats = run(engine, chat("a"), chat("b b b"))
     assert "width_declined" not in stats.counters
 
-    monkeypatch.setattr(machines, "probe_decoding", lambda *_: ProbeResult(False, 3, 24, 1.0, 0.0, "said so"))
+    plain = machines.probe_decoding
+    failed = ProbeResult(False, 3, 24, 1.0, 0.0, "said so")
+    monkeypatch.setattr(machines, "probe_decoding", lambda *given: failed if len(given[1]) > 1 else plain(*given))
     engine, info = load(tiny_llama_path)
     assert info.details["probe"]["width_limit"] == 1
     answers, stats = run(engine, chat("a"), chat("b b b"))

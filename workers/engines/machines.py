@@ -10,7 +10,7 @@ import psutil
 from pipeline.errors import ModelUnsupported
 from workers.engines.batching.budget import LaneCost, MemoryBudget
 from workers.engines.batching.canonical import CHUNK_TOKENS, Bounds, CanonicalPass, one_row
-from workers.engines.batching.lanes import Lanes
+from workers.engines.batching.lanes import Lanes, SingleLane
 from workers.engines.batching.machine import Machine
 from workers.engines.batching.prefixes import PrefixStore
 from workers.engines.batching.probing import PROBE_TEXTS, ProbeResult, probe_decoding
@@ -37,10 +37,12 @@ def build_machine(loaded: LanguageModel, ceiling_bytes: int | None) -> tuple[Mac
     model, config = loaded.model, loaded.config
     limit = min(ceiling_bytes or int(psutil.virtual_memory().total * HOST_SHARE), psutil.virtual_memory().total)
     bounds, routers = Bounds(loaded.dtype), RouterWatch(model, config, Bounds(loaded.dtype))
-    texts = [loaded.tokenizer.encode(text) for text in PROBE_TEXTS]
+    texts = [text for text in map(loaded.tokenizer.encode, PROBE_TEXTS) if text]
     mx.set_cache_limit(min(CACHE_BYTES, limit // 16))
     try:
-        probe = probe_decoding(model, [text for text in texts if text], loaded.dtype, bounds, routers)
+        probe = probe_decoding(model, texts, loaded.dtype, bounds, routers)
+        # Rows that go alone have bounds of their own to learn.
+        alone = probe if probe.passed else probe_decoding(model, texts[-1:], loaded.dtype, bounds, routers)
         cost, forward_bytes = _measure(model)
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelUnsupported(f"this model cannot be decoded: {error}") from error
@@ -55,10 +57,22 @@ def build_machine(loaded: LanguageModel, ceiling_bytes: int | None) -> tuple[Mac
         routers=routers,
         prefixes=PrefixStore(min(PREFIX_BYTES, int(limit * PREFIX_SHARE))),
         budget=MemoryBudget(limit, rss_bytes(), cost, forward_bytes, heads * PREFILL_TOKENS * 8),
-        is_exact=probe.close_share <= CLOSE_SHARE and (routers.is_watching or not routers.is_needed),
+        is_exact=_is_exact(model, alone, routers),
         width_limit=None if probe.passed else 1,
     )
     return machine, probe
+
+
+def _is_exact(model: Any, probe: ProbeResult, routers: RouterWatch) -> bool:
+    """Whether close choices can be decided canonically: they are few, and close picks of experts are seen and mended."""
+    lanes = one_row(model)
+    if isinstance(lanes, SingleLane):  # no mechanism works there, so that there is one way to decode
+        return True
+    return (
+        probe.passed
+        and probe.close_share <= CLOSE_SHARE
+        and (not routers.is_needed or (routers.is_watching and lanes.can_rewind))
+    )
 
 
 def _measure(model: Any) -> tuple[LaneCost, int]:

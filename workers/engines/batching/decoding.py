@@ -8,6 +8,7 @@ canonical pass.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,11 +75,10 @@ class Decoder:
             start = time.monotonic()
             block, margins = self._forward(inputs)
             self.forward_s = time.monotonic() - start
-            heads = _Heads(block)
+            heads = _Heads(block, self._doubts(margins))
             advances = [self._take(lane, guesses.get(row, ()), heads) for lane, row in enumerate(self.rows)]
             self._lanes.advance([advance.accepted + 1 for advance in advances])
-            if margins is not None:
-                self._mend(advances, margins)
+            self._mend(advances, heads)
         for advance in advances:
             if advance.is_over:
                 self.leave(advance.row)
@@ -92,6 +92,14 @@ class Decoder:
         margins = routers.margins(scores, (logits.shape[0], logits.shape[1]))
         mx.eval(logits, self._lanes.arrays, *([] if margins is None else [margins]))
         return np.asarray(logits), None if margins is None else np.array(margins)
+
+    def _doubts(self, margins: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+        """(rows, columns): a router's pick was close there, or in a column before it, which it looks at."""
+        if margins is None or not self._machine.is_exact or not self._lanes.can_rewind:
+            return None
+        ends = [length + margins.shape[1] for length in self._lanes.lengths]
+        bounds = np.array([self._machine.routers.bounds.bound(end) for end in ends])
+        return np.logical_or.accumulate(margins <= bounds[:, None], axis=1)
 
     def _take(self, lane: int, guess: Sequence[int], heads: _Heads) -> Advance:
         """A row's tokens of this step: one, and one more for each guess that holds."""
@@ -122,64 +130,76 @@ class Decoder:
 
     def _choose(self, row: Row, lane: int, column: int, heads: _Heads) -> int:
         machine, rule = self._machine, row.rule
-        context = len(row.prompt) + len(row.tokens)
-        bound = machine.bounds.bound(context) if machine.is_exact else 0.0
-        if rule is None and row.sampling.is_greedy and row.top_logprobs is None:
+        bound = machine.bounds.bound(len(row.prompt) + len(row.tokens)) if machine.is_exact else 0.0
+        is_doubtful = heads.is_doubtful(lane, column)
+        if rule is None and row.sampling.is_greedy and row.top_logprobs is None and not is_doubtful:
             token, margin = heads.best(lane, column)
-            if margin > bound:
+            if bound < margin < math.inf:  # not so where a logit is infinite, or none is a number
                 return token
-        logits = heads.logits[lane, column]
-        ruled = logits if rule is None else rule.apply(logits, row.tokens)
-        stretch = 1.0 if rule is None else rule.stretch
-        choice = choose(ruled, row.sampling, row.seed, row.choice, len(row.tokens), bound * stretch)
         self._tally.count("choices")
-        if not choice.settled and machine.is_exact:
-            ruled = self._canonical(row, logits)
+        if is_doubtful:
+            ruled = self._ruled(row, self._canonical(row))
             choice = choose(ruled, row.sampling, row.seed, row.choice, len(row.tokens), 0.0)
+        else:
+            logits = heads.logits[lane, column]
+            ruled = self._ruled(row, logits)
+            stretch = 1.0 if rule is None else rule.stretch
+            choice = choose(ruled, row.sampling, row.seed, row.choice, len(row.tokens), bound * stretch)
+            if not choice.settled and machine.is_exact:
+                canonical = self._canonical(row)
+                machine.bounds.see(len(row.prompt) + len(row.tokens), deviation(logits, canonical))
+                ruled = self._ruled(row, canonical)
+                choice = choose(ruled, row.sampling, row.seed, row.choice, len(row.tokens), 0.0)
         if row.top_logprobs is not None:
             note_logprob(row, ruled, choice.token)
         return choice.token
 
     def _keep_or_draw(self, row: Row, draws: Draws, guess: Drawn, logits: Logits, place: int) -> int:
         """By the stochastic rule; it promises no particular tokens, so nothing is too close to call."""
-        ruled = logits if row.rule is None else row.rule.apply(logits, row.tokens)
+        ruled = self._ruled(row, logits)
         token = keep_or_draw(ruled, draws, guess, place)
         self._tally.count("choices")
         if row.top_logprobs is not None:
             note_logprob(row, ruled, token)
         return token
 
-    def _canonical(self, row: Row, seen: Logits) -> Logits:
-        """The logits that decide, after the row's rule; how far ``seen`` was from them corrects the bounds."""
-        tokens = [*row.prompt, *row.tokens]
-        logits = self._machine.canonical.last(tokens)
+    def _canonical(self, row: Row) -> Logits:
+        """The logits that decide."""
+        tokens = row.so_far
         self._tally.count("canonical_choices")
         self._tally.count("canonical_tokens", len(tokens))
-        self._machine.bounds.see(len(tokens), deviation(seen, logits))
+        return self._machine.canonical.last(tokens)
+
+    @staticmethod
+    def _ruled(row: Row, logits: Logits) -> Logits:
         return logits if row.rule is None else row.rule.apply(logits, row.tokens)
 
-    def _mend(self, advances: Sequence[Advance], margins: np.ndarray[Any, Any]) -> None:
+    def _mend(self, advances: Sequence[Advance], heads: _Heads) -> None:
         """Rows in which a router's pick was close go on from keys and values of the canonical pass."""
-        if not self._machine.is_exact or not isinstance(self._lanes, Lanes) or not self._lanes.can_rewind:
-            return
         for lane, advance in enumerate(advances):
-            read = self._lanes.lengths[lane]
-            bound = self._machine.routers.bounds.bound(read)
-            if advance.is_over or margins[lane, : advance.accepted + 1].min() > bound:
+            if advance.is_over or not heads.is_doubtful(lane, advance.accepted):
                 continue
-            tokens = [*advance.row.prompt, *advance.row.tokens][:read]
+            tokens = advance.row.so_far[: self._lanes.lengths[lane]]
+            assert isinstance(self._lanes, Lanes)  # what has no lanes cannot rewind, and is not doubted
             self._lanes.replace(lane, self._machine.canonical.read(tokens))
             self._tally.count("canonical_mends")
             self._tally.count("canonical_tokens", len(tokens))
 
 
 class _Heads:
-    """Best token and its lead of every row and column, found when the first greedy row asks."""
+    """Best token and its lead of every row and column, found when the first greedy row asks.
 
-    def __init__(self, logits: Logits) -> None:
+    ``doubts``: where experts may be others than the canonical pass picks, so that logits say nothing.
+    """
+
+    def __init__(self, logits: Logits, doubts: np.ndarray[Any, Any] | None) -> None:
         self.logits = logits
+        self._doubts = doubts
         self._best: np.ndarray[Any, Any] | None = None
         self._margins: np.ndarray[Any, Any] | None = None
+
+    def is_doubtful(self, lane: int, column: int) -> bool:
+        return self._doubts is not None and bool(self._doubts[lane, column])
 
     def best(self, lane: int, column: int) -> tuple[int, float]:
         """(token, lead over the second best)."""

@@ -1,8 +1,9 @@
 """Expert models choose inside a forward too: a router that picks k of its experts. Watches how close those picks were.
 
 A pick that rounding turns over moves what follows by more than rounding, so a bound on logits says nothing about it. A
-position whose pick was close is read again canonically, and the row goes on from there. Only routers that are plain
-linear layers are seen; a model with others is said to be unwatched.
+position whose pick was close is read again canonically: its token is chosen from that, and the row goes on from there.
+Only routers that are plain linear layers and pick the best of their scores are seen; a model with others is said to be
+unwatched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from workers.engines.batching.canonical import Bounds
 _NAMES = ("gate", "router")
 _LINEAR = ("Linear", "QuantizedLinear")
 _EXPERTS = ("switch_mlp", "experts", "switch_glu")
+#: What is added to a router's scores before experts are picked, or picks groups of them first: the scores alone say nothing.
+_SHIFTS = ("e_score_correction_bias", "expert_bias")
+_GROUPS = ("n_group", "num_expert_group", "num_expert_groups")
 _COUNT_KEYS = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts", "moe_topk")
 
 
@@ -40,7 +44,10 @@ class RouterWatch:
         self._picks = next((text[key] for key in _COUNT_KEYS if isinstance(text.get(key), int)), 0)
         linear = [router for router in routers if type(router).__name__ in _LINEAR]
         self.is_needed = bool(blocks)
-        self.is_watching = bool(blocks) and self._picks > 0 and len(linear) == len(blocks)
+        is_shifted = any(name in module for module in blocks for name in _SHIFTS)
+        has_groups = any(isinstance(text.get(key), int) and text[key] > 1 for key in _GROUPS)
+        picks_by_score = self._picks > 0 and not is_shifted and not has_groups
+        self.is_watching = bool(blocks) and picks_by_score and len(linear) == len(blocks)
         if self.is_watching:
             for router in linear:
                 _listen(router, self._hear)

@@ -206,6 +206,7 @@ class Scheduler:
         path = self._machine.prefixes.path(head.prompt) if self._shares_prefixes else []
         missing = next((place for place, node in enumerate(path) if node.segments is None), None)
         if missing is not None and self._may_keep(path[missing]):
+            self._on_start([head])  # its tokens go first, and would be to blame
             self._reading = self._of_prefix(path[:missing], path[missing])
             return True
         known = path if missing is None else path[:missing]
@@ -228,7 +229,7 @@ class Scheduler:
         lanes = self._new_lanes(spare=None)
         lanes.open(len(rows))
         for lane, row in enumerate(rows):
-            row.admitted_at, row.cached_tokens = now, start
+            row.admitted_at, row.cached_tokens = row.admitted_at or now, start
             for node in path:
                 assert node.segments is not None and isinstance(lanes, Lanes)
                 lanes.paste(lane, node.segments)
@@ -248,7 +249,8 @@ class Scheduler:
             row = entry[2]
             other = len(row.so_far) - 1 - start
             is_alike = abs(other - rest) <= max(4, rest // 8) and (len(rows) + 1) * max(rest, other) <= PREFILL_TOKENS
-            has_room = self._has_room(len(self._decoder.rows) + len(rows) + 1, head[2])
+            # All that are read together have their keys twice for a moment, and not one of them alone.
+            has_room = self._has_room(len(self._decoder.rows) + 2 * len(rows) + 1, head[2])
             if is_alike and has_room and (not self._shares_prefixes or self._machine.prefixes.path(row.prompt) == path):
                 rows.append(row)
             else:
