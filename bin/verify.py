@@ -22,13 +22,14 @@ RESULTS = ROOT / "docs" / "verify-results.md"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check went; ``summary`` is the last line it printed."""
+    """How one check went; ``summary`` is the last line it printed, ``report`` what its tests had to say beside."""
 
     name: str
     commit: str
     passed: bool
     seconds: float
     summary: str
+    report: str = ""
 
 
 #: The check that runs what `make test` asked of one database on the other.
@@ -83,7 +84,9 @@ def read_stamp(path: Path) -> Result | None:
 
 def run(name: str, commit: str, command: list[str]) -> Result:
     started = time.monotonic()
-    environment = dict(os.environ)
+    report = STAMPS / f"{name}.md"
+    report.unlink(missing_ok=True)
+    environment = dict(os.environ) | {"PIPELINE_TEST_REPORT": str(report)}
     if name == OTHER:
         environment["PIPELINE_TEST_DATABASES"] = "other"
     else:
@@ -94,7 +97,9 @@ def run(name: str, commit: str, command: list[str]) -> Result:
     for line in process.stdout:
         print(line, end="", flush=True)
         summary = line.strip(" =\n") or summary
-    return Result(name, commit, process.wait() == 0, round(time.monotonic() - started, 1), summary)
+    passed = process.wait() == 0
+    said = report.read_text(encoding="utf-8") if report.exists() else ""
+    return Result(name, commit, passed, round(time.monotonic() - started, 1), summary, said)
 
 
 def write_table(results: list[Result]) -> None:
@@ -110,6 +115,9 @@ def write_table(results: list[Result]) -> None:
     for result in results:
         verdict = "passed" if result.passed else "FAILED"
         lines.append(f"| {result.name} | {result.commit} | {verdict} | {result.seconds:.0f} | {result.summary} |")
+    for result in results:
+        if result.report:
+            lines += ["", f"## {result.name}", "", result.report.rstrip()]
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -29,6 +29,7 @@ hypothesis.settings.register_profile("pipeline", deadline=None)
 hypothesis.settings.load_profile("pipeline")
 
 _FULL = os.environ.get("PIPELINE_TEST_FULL") == "1"
+_REPORT = os.environ.get("PIPELINE_TEST_REPORT")
 
 # Before anything imports MLX or a tokenizer: no g++ at first use, no hub, no warning about forks.
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
@@ -44,6 +45,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def full_counts() -> bool:
     """Whether to do all of what an ordinary run samples."""
     return _FULL
+
+
+@pytest.fixture(scope="session")
+def report() -> Callable[[str], None]:
+    """Say something that `make verify` writes below its table; an ordinary run drops it."""
+
+    def write(text: str) -> None:
+        if _REPORT is not None:
+            with Path(_REPORT).open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+    return write
 
 
 @pytest.fixture(autouse=True)
