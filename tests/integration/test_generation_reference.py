@@ -24,12 +24,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 
 @pytest.fixture(scope="module")
 def told(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory, full_counts: bool, report: Callable[[str], None]
+    smollm2_path: Path,
+    smollm2_drafter_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    full_counts: bool,
+    report: Callable[[str], None],
 ) -> Told:
     """All of it in one process, since the model takes seconds to load."""
     prompts = real_prompts() if full_counts else few_prompts()
     runs = list(many_runs(prompts) if full_counts else few_runs(prompts))
-    asked = {"model": str(smollm2_path), "drafter": None, "runs": [run.request for run in runs]}
+    asked = {"model": str(smollm2_path), "drafter": str(smollm2_drafter_path), "runs": [run.request for run in runs]}
     folder = tmp_path_factory.mktemp("generation")
     environ = {**os.environ, **blas_environment(), "PYTHONPATH": str(ROOT), "MLX_DISABLE_COMPILE": "1"}
     command = [sys.executable, str(PROGRAM), str(folder / "told.json")]
