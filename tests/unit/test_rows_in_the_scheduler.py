@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models import gpt_bigcode
 
+from pipeline.errors import ItemError
 from tests.fixtures.drafting import make_machine, make_rows, random_llama, run_rows
 from workers.engines.batching.budget import LaneCost, MemoryBudget
 from workers.engines.batching.canonical import Bounds
@@ -14,6 +17,8 @@ from workers.engines.batching.probing import probe_decoding
 from workers.engines.batching.routers import RouterWatch
 from workers.engines.batching.rows import Row
 from workers.engines.batching.scheduler import Scheduler
+from workers.engines.batching.seams import Logits
+from workers.engines.batching.shadow import shadow_tokens
 from workers.engines.memory import rss_bytes
 from workers.engines.requests import Sampling
 from workers.engines.tally import Tally
@@ -44,6 +49,40 @@ def test_a_row_that_waited_for_memory_says_when_it_first_began() -> None:
     assert result.counts["rows_shed"] >= 2
     assert result.tokens == plain.tokens
     assert all(0.0 < row.admitted_at <= row.first_at <= row.last_at for row in rows)
+
+
+def test_a_ceiling_is_judged_by_the_rows_that_reached_it_and_not_by_those_left() -> None:
+    machine = make_machine(random_llama(1), ends=())
+    machine.budget = MemoryBudget(rss_bytes(), 0, LaneCost(), 0)
+    scheduler = Scheduler(machine, width=4, tally=Tally("decode"), shares_prefixes=False)
+    scheduler.add(make_rows(4, max_tokens=48))
+    while not scheduler.is_idle:
+        scheduler.step()
+    assert scheduler.width == 1
+    assert scheduler.most_rows == 4
+
+
+def test_an_estimate_that_was_stretched_does_not_refuse_a_row_that_fits_alone() -> None:
+    machine = make_machine(random_llama(1), ends=())
+    machine.budget = MemoryBudget(None, 0, LaneCost(per_token=100), 0, kv_limit_bytes=100 * 2 * 60, stretch=4.0)
+    rows = [row(item, [1, 2, 3, 4], 40) for item in range(3)]
+    assert [len(tokens) for tokens in run_rows(machine, rows, 3).tokens] == [40] * 3
+
+
+def test_a_shadow_ends_where_the_plain_path_errs() -> None:
+    class Failing:
+        stretch = 1.0
+
+        def apply(self, logits: Logits, tokens: Sequence[int]) -> Logits:
+            if len(tokens) == 2:
+                raise ItemError("no token can go on", code="grammar_failed")
+            return logits
+
+    machine = make_machine(random_llama(1), ends=())
+    finished = row(0, [1, 2, 3], 5)
+    run_rows(machine, [finished], 1)
+    finished.rule = Failing()
+    assert shadow_tokens(machine, finished) == finished.tokens[:2]
 
 
 def test_prompts_that_are_read_together_have_room_for_their_keys_twice() -> None:

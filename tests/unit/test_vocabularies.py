@@ -36,7 +36,7 @@ def test_a_sister_is_loaded_and_measured(tmp_path: Path, target: LanguageModel) 
     assert drafter.weights_bytes == 4 * (300 * 32 + 32 + 2 * (3 * 32 * 32 + 3 * 64 * 32 + 2 * 32))
     # 2 layers, keys and values, 2 heads of 8 floats
     assert drafter.cost.row_bytes(10) == 10 * 2 * 2 * 2 * 8 * 4
-    assert drafter.cost.plus(drafter.cost).row_bytes(10) == 2 * drafter.cost.row_bytes(10)
+    assert (drafter.cost + drafter.cost).row_bytes(10) == 2 * drafter.cost.row_bytes(10)
     proposer = drafter.proposer(4)
     proposer.begin(0, [5, 6, 7])
     assert len(proposer.propose({0: 3})[0]) in (1, 2, 3)

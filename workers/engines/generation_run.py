@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pipeline.errors import ItemError
+from pipeline.errors import InvalidValue, ItemError
 from pipeline.ports import Emit, JsonObject, Progress, RunStats, ShouldStop, Started, WorkItem
 from pipeline.specs.generate import LookupOptions, SamplingDefaults
 from workers.engines.answers import error_answer
@@ -77,6 +77,7 @@ class GenerationRun:
                 return True
             try:
                 reply = open_reply(item, self._role, defaults, self._dialogue, overflow=overflow)
+                self._check_tokens(reply)
             except ItemError as error:
                 self._fail(item.index, error)
             else:
@@ -99,8 +100,9 @@ class GenerationRun:
                 self._take(advance)
             self._watch.worked(self._tally.tokens - before)
             self._report_in_time("decode")
-        self._watch.ceiling("resident_bytes", self._scheduler.most_resident_bytes, rows=self._scheduler.width)
-        self._watch.ceiling("kv_bytes", self._scheduler.most_cache_bytes, rows=self._scheduler.width)
+        rows = max(1, self._scheduler.most_rows)
+        self._watch.ceiling("resident_bytes", self._scheduler.most_resident_bytes, rows=rows)
+        self._watch.ceiling("kv_bytes", self._scheduler.most_cache_bytes, rows=rows)
         return False
 
     def report(self, phase: Literal["prefill", "decode"] = "decode") -> None:
@@ -125,6 +127,13 @@ class GenerationRun:
         for entry in self._machine.governor.log.entries[self._decisions :]:
             when = f"step {entry['step']}, {entry['width']} rows, {entry['context']} tokens of context"
             self._watch.held("governor", f"{entry['from']}_to_{entry['to']}", f"{when}: {entry['why']}")
+
+    def _check_tokens(self, reply: Reply) -> None:
+        """A token that a tokenizer has and its model has not would be read from beyond the model's table."""
+        highest, known = max(reply.rows[0].prompt), self._machine.vocabulary
+        if highest >= known:
+            param = "messages" if self._role == "chat" else "prompt"
+            raise InvalidValue(f"token {highest} of the prompt is none of the model's {known}", param=param)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -243,7 +252,8 @@ class GenerationRun:
             return None
         if not one_row(self._machine.model).can_rewind:
             self._tally.count("guessing_refused")
-            self._watch.declined("lookup", "cannot_rewind", "the model's state cannot go back over a wrong guess")
+            name = "draft" if asked == "draft" else "lookup"
+            self._watch.declined(name, "cannot_rewind", "the model's state cannot go back over a wrong guess")
             return None
         proposers: list[tuple[Proposer, int]] = []
         if asked in ("auto", "lookup") and self._watch.allows("lookup"):
@@ -252,7 +262,7 @@ class GenerationRun:
         if asked in ("auto", "draft") and self._watch.allows("draft"):
             proposers += self._make_drafter(asked)
         governor = self._machine.governor if asked == "auto" else None
-        return Guesser(proposers, governor) if proposers else None
+        return Guesser(proposers, governor, self._machine.vocabulary) if proposers else None
 
     def _make_drafter(self, asked: str) -> list[tuple[Proposer, int]]:
         """The second model, unless it cannot guess here; ``auto`` keeps to what reproduces the seeded stream."""

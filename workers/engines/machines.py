@@ -18,6 +18,7 @@ from workers.engines.batching.routers import RouterWatch
 from workers.engines.batching.scheduler import PREFILL_TOKENS
 from workers.engines.loading import LanguageModel
 from workers.engines.memory import rss_bytes
+from workers.engines.vocabularies import vocabulary_size
 
 #: Of the host's memory, what one child may hold where nobody sets a ceiling.
 HOST_SHARE = 0.75
@@ -52,6 +53,7 @@ def build_machine(loaded: LanguageModel, ceiling_bytes: int | None) -> tuple[Mac
         model=model,
         dtype=loaded.dtype,
         end_tokens=frozenset(loaded.tokenizer.eos_token_ids),
+        vocabulary=vocabulary_size(model),
         canonical=CanonicalPass(model),
         bounds=bounds,
         routers=routers,

@@ -32,10 +32,6 @@ class LaneCost:
         """So many tokens of a prefix, of which windowed layers keep all places too."""
         return tokens * (self.per_token + sum(rate for _, rate in self.windows))
 
-    def plus(self, other: LaneCost) -> LaneCost:
-        """A row that has a lane in two models."""
-        return LaneCost(self.fixed + other.fixed, self.per_token + other.per_token, self.windows + other.windows)
-
 
 @dataclass(slots=True)
 class MemoryBudget:

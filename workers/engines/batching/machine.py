@@ -19,6 +19,7 @@ class Machine:
 
     Attributes:
         end_tokens: tokens that end an answer.
+        vocabulary: tokens that the model can read and say.
         is_exact: close choices are decided canonically. Off where too many are close (coarse types).
         width_limit: most rows at once, by what the probe found; None for no limit.
     """
@@ -26,6 +27,7 @@ class Machine:
     model: Any
     dtype: str
     end_tokens: frozenset[int]
+    vocabulary: int
     canonical: CanonicalPass
     bounds: Bounds
     routers: RouterWatch

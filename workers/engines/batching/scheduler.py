@@ -93,7 +93,7 @@ class Scheduler:
         can_branch = one_row(machine.model).can_branch
         self._shares_prefixes = shares_prefixes and can_branch
         tally.count("prefixes_refused", shares_prefixes and not can_branch)
-        self.most_cache_bytes = self.most_resident_bytes = 0
+        self.most_cache_bytes = self.most_resident_bytes = self.most_rows = 0
 
     # --- for the engine ----------------------------------------------------------------------------------------------
 
@@ -117,6 +117,7 @@ class Scheduler:
         self._steps += 1
         self._look_at_memory()
         self.most_cache_bytes = max(self.most_cache_bytes, self._cache_bytes)
+        self.most_rows = max(self.most_rows, self.in_flight)
         if self._may_read() and (self._reading is not None or self._begin_reading()):
             self._read()
             return []
@@ -175,6 +176,7 @@ class Scheduler:
 
     def without_prefixes(self) -> None:
         """Read every prompt in full from now on."""
+        self._tally.count("prefixes_given_up", self._shares_prefixes)
         self._shares_prefixes = False
         self._machine.prefixes.clear()
 
@@ -343,9 +345,12 @@ class Scheduler:
     def _refuse(self, row: Row) -> None:
         """Not even one row fits: prefixes go first, then the job is told."""
         self.without_prefixes()
+        budget = self._budget
+        # What stretched the estimate may be over; with nothing else in flight the row goes by what shapes say.
+        mx.clear_cache()
+        budget.stretch = 1.0
         if self._has_room(1, row):
             return
-        budget = self._budget
         raise CeilingExceeded(
             f"the memory ceiling of {budget.limit_bytes:,} bytes is too small for one row: {row.most_tokens} tokens "
             f"of prompt and answer need about {budget.least_bytes(row.most_tokens):,} bytes",
