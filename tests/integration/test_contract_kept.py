@@ -12,7 +12,7 @@ import pytest
 from pipeline.errors import ContractViolated
 from pipeline.ports import Answer, EngineEvent, EngineRequest, JsonObject, RunStats, WorkItem
 from workers.engines.batching import decoding
-from workers.engines.batching.lanes import Geometry
+from workers.engines.batching.lane_caches import Geometry
 from workers.engines.batching.lookup import PromptLookup
 from workers.engines.batching.prefixes import PrefixStore
 from workers.engines.generation import GenerationEngine

@@ -13,7 +13,8 @@ import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from tests.fixtures.tiny_models import CONFIGS, RECURRENT, VOCABULARY, WINDOW, plain_tokens, shared_model
-from workers.engines.batching.lanes import STEP_TOKENS, CannotBatch, Lanes, LaneState, SingleLane
+from workers.engines.batching.lane_caches import STEP_TOKENS, LaneState
+from workers.engines.batching.lanes import CannotBatch, Lanes, SingleLane
 
 NAMES = sorted(CONFIGS)
 BRANCHING = [name for name in NAMES if name not in RECURRENT]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engines.batching.lanes import Segment
+from workers.engines.batching.lane_caches import Segment
 from workers.engines.batching.prefixes import LEAST_TOKENS, PrefixNode, PrefixStore
 
 #: Bytes of a token: keys and values of one layer, a float32 each.

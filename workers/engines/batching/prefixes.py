@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from workers.engines.batching.lanes import Segment, cut_segments
+from workers.engines.batching.lane_caches import Segment, cut_segments
 
 #: A shorter run is cheaper to read again than to keep.
 LEAST_TOKENS = 16
