@@ -124,6 +124,23 @@ def test_an_infinite_logit_errs_and_is_never_the_best_token() -> None:
     assert errors == ["non_finite_logits"]
 
 
+def test_a_row_takes_the_lane_of_one_that_was_no_number_and_is_not_harmed() -> None:
+    model = random_llama(1)
+    model.model.embed_tokens.weight[63] = float("nan")
+    weight = model.model.embed_tokens.weight
+    output = mx.where(mx.isnan(weight), 0.0, weight)
+    model.model.embed_tokens.as_linear = lambda x: x @ output.T  # every other row has logits that are numbers
+    machine = make_machine(model, ends=())
+    long, broken, short = row(0, [5] * 40, 30), row(1, [*[6] * 20, 63], 20), row(2, [7, 8], 10)
+    scheduler = Scheduler(machine, width=2, tally=Tally("decode"), shares_prefixes=False)
+    scheduler.add([long, broken, short])
+    failed = []
+    while not scheduler.is_idle:
+        failed += [advance.row for advance in scheduler.step() if advance.error is not None]
+    assert failed == [broken]
+    assert (len(long.tokens), len(short.tokens)) == (30, 10)
+
+
 def test_a_family_that_computes_with_one_offset_for_all_rows_fails_the_probe_and_works_alone() -> None:
     model = gpt_bigcode.Model(
         gpt_bigcode.ModelArgs(

@@ -62,9 +62,10 @@ class Decoder:
         self._lanes.adopt(source, lane)
         self.rows.append(row)
 
-    def leave(self, row: Row) -> None:
+    def leave(self, row: Row, *, is_broken: bool = False) -> None:
+        """``is_broken``: its keys and values may hold what are no numbers."""
         lane = self.rows.index(row)
-        self._lanes.drop(lane)
+        self._lanes.drop(lane, is_broken=is_broken)
         self.rows[lane] = self.rows[-1]
         self.rows.pop()
 
@@ -81,7 +82,7 @@ class Decoder:
             self._mend(advances, heads)
         for advance in advances:
             if advance.is_over:
-                self.leave(advance.row)
+                self.leave(advance.row, is_broken=advance.error is not None)
         return advances
 
     def _forward(self, inputs: list[list[int]]) -> tuple[Logits, np.ndarray[Any, Any] | None]:

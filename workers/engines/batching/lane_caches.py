@@ -145,6 +145,12 @@ class LaneKV:
         self.keys[target : target + 1] = self.keys[source : source + 1]
         self.values[target : target + 1] = self.values[source : source + 1]
 
+    def wipe(self, row: int) -> None:
+        """Zeros in place of what a row left: a NaN that is masked would still be one for the next row there."""
+        if self.keys is not None and self.values is not None:
+            self.keys[row] = 0
+            self.values[row] = 0
+
     def fit(self, rows: int, tokens: int) -> None:
         """Give memory back when less than half of it is used."""
         if self.keys is None or self.values is None:

@@ -136,10 +136,12 @@ class Lanes:
             state.take(their_state, row, mine)
         self._geometry.lengths.append(length)
 
-    def drop(self, row: int) -> None:
-        """Remove a row; the last one takes its place."""
+    def drop(self, row: int, *, is_broken: bool = False) -> None:
+        """Remove a row; the last one takes its place. Of one that is broken nothing stays in memory."""
         last = len(self) - 1
         for layer in self._kv:
+            if is_broken:
+                layer.wipe(row)
             layer.move(last, row)
         order = [last if place == row else place for place in range(last)]
         for state in self._states:
@@ -202,5 +204,5 @@ class SingleLane:
     def adopt(self, other: SingleLane, row: int) -> None:
         self._cache, self.lengths = other._cache, other.lengths
 
-    def drop(self, row: int) -> None:
+    def drop(self, row: int, *, is_broken: bool = False) -> None:
         self._cache, self.lengths = [], []
