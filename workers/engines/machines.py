@@ -14,8 +14,8 @@ from workers.engines.batching.lanes import Lanes, SingleLane
 from workers.engines.batching.machine import Machine
 from workers.engines.batching.prefixes import PrefixStore
 from workers.engines.batching.probing import PROBE_TEXTS, ProbeResult, probe_decoding
+from workers.engines.batching.reading import PREFILL_TOKENS
 from workers.engines.batching.routers import RouterWatch
-from workers.engines.batching.scheduler import PREFILL_TOKENS
 from workers.engines.loading import LanguageModel
 from workers.engines.memory import rss_bytes
 from workers.engines.vocabularies import vocabulary_size
