@@ -212,6 +212,16 @@ def test_rows_never_exceed_the_width(engine: GenerationEngine, monkeypatch: pyte
     assert max(live) <= 3  # fewer, where fewer were faster
 
 
+def test_what_a_governor_decided_is_of_one_run_however_many_there_were(engine: GenerationEngine) -> None:
+    assert engine._machine is not None
+    for number in range(200):
+        engine._machine.governor.log.note(number, 1, 1, "plain", "lookup", "as it was in runs before")
+    _, stats = run(engine, chat("a b a b a b"), accelerate="auto")
+    assert all("as it was in runs before" not in verdict.reason for verdict in stats.verdicts)
+    assert engine._machine.governor.log.steps.total() == stats.counters["decode_steps"]
+    assert len(engine._machine.governor.log.entries) < 64
+
+
 def test_probe_passes_and_a_failed_one_means_width_one(tiny_llama_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, info = load(tiny_llama_path)
     assert info.details["probe"]["passed"]

@@ -12,6 +12,7 @@ from pipeline.specs.generate import LookupOptions, SamplingDefaults
 from workers.engines.answers import error_answer
 from workers.engines.batching.budget import LaneCost
 from workers.engines.batching.canonical import one_row
+from workers.engines.batching.decisions import DecisionLog
 from workers.engines.batching.decoding import Advance
 from workers.engines.batching.guessing import Guesser
 from workers.engines.batching.lookup import PromptLookup
@@ -62,7 +63,7 @@ class GenerationRun:
         self._heard_at: dict[Row, float] = {}
         self._answered = 0
         self._progress_at = time.monotonic()
-        self._decisions = len(machine.governor.log.entries)
+        machine.governor.log = DecisionLog()  # it keeps so many changes: those of other runs would fill it
         self._scheduler = self._make_scheduler()
 
     # --- the shard ---------------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class GenerationRun:
         """What the governor decided in this run, when and why, belongs to the job's record; so does who failed."""
         for name, reason in self._scheduler.guess_failures.items():
             self._watch.declined(name, "failed", reason)
-        for entry in self._machine.governor.log.entries[self._decisions :]:
+        for entry in self._machine.governor.log.entries:
             when = f"step {entry['step']}, {entry['width']} rows, {entry['context']} tokens of context"
             self._watch.held("governor", f"{entry['from']}_to_{entry['to']}", f"{when}: {entry['why']}")
 
