@@ -3,19 +3,22 @@
 Texts of different length are decoded together, token by token, and each step's logits are laid beside those of the
 canonical pass over the same tokens. A mask that is ignored shows as a difference far above rounding; what is left is
 rounding, and sets the bounds below which choices are made canonically.
+
+Where a router of an expert model picks another expert because of rounding, what follows differs by more than that. Its
+scores still must not, and a row is compared up to there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from workers.engines.batching.canonical import SAFETY, Bounds, CanonicalPass, one_row
-from workers.engines.batching.lanes import CannotBatch, Lanes, SingleLane
+from workers.engines.batching.lanes import CannotBatch, Lanes
 from workers.engines.batching.routers import RouterWatch
 
 #: Texts of clearly different length, so that rows differ in where they stand.
@@ -39,8 +42,10 @@ class ProbeResult:
 
     Attributes:
         passed: rows keep their logits in a batch.
+        steps: steps of a row that were compared.
         deviation: largest difference of a logit from its canonical value.
-        close_share: share of steps whose two best tokens, or a router's picks, were closer than the bound that follows.
+        close_share: share of steps whose two best tokens, or a router's last pick and the next, were closer than the
+            bound that follows.
         reason: why it failed, "" where it passed.
     """
 
@@ -52,92 +57,120 @@ class ProbeResult:
     reason: str = ""
 
 
+class _Step(NamedTuple):
+    """One forward of all rows: (rows, V) logits, and each router's (rows, experts) scores."""
+
+    logits: np.ndarray[Any, Any]
+    scores: list[np.ndarray[Any, Any]]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Lead of the best token, and of a router's last pick, at each step that was compared, with its context."""
+
+    deviation: float = 0.0
+    leads: list[float] = field(default_factory=list)
+    picks: list[float] = field(default_factory=list)
+    contexts: list[int] = field(default_factory=list)
+
+    def close_share(self, routers: RouterWatch) -> float:
+        bound = SAFETY * self.deviation
+        close = [
+            lead <= bound or pick <= routers.bounds.bound(context)
+            for lead, pick, context in zip(self.leads, self.picks, self.contexts, strict=True)
+        ]
+        return sum(close) / max(1, len(close))
+
+
+class _Differs(Exception):
+    """Rows do not keep their logits in a batch."""
+
+
 def probe_decoding(
     model: Any, prompts: Sequence[list[int]], dtype: str, bounds: Bounds, routers: RouterWatch
 ) -> ProbeResult:
     """Decode ``prompts`` greedily together and compare every step; ``bounds`` learn what rounding does."""
     try:
-        texts, steps = _decode(model, prompts, routers)
+        lanes = Lanes(model, spare=1)
+        texts = [_read_into(model, lanes, prompt, routers) for prompt in prompts]
+        steps = [_step(lanes, texts, routers) for _ in range(PROBE_TOKENS)]
     except CannotBatch as error:
         return ProbeResult(False, len(prompts), 0, 0.0, 0.0, str(error))
     except Exception as error:  # noqa: BLE001 - families that compute with one offset for all rows raise anything
         return ProbeResult(False, len(prompts), 0, 0.0, 0.0, f"rows cannot be decoded together: {error}")
-    return _compare(model, prompts, texts, steps, dtype, bounds, routers)
+    findings = _Findings()
+    tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+    try:
+        for lane, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            mine = [_Step(step.logits[lane], [layer[lane] for layer in step.scores]) for step in steps]
+            _compare(model, text, len(prompt) - 1, mine, tolerance, bounds, routers, findings)
+    except _Differs as error:
+        return ProbeResult(False, len(prompts), len(findings.leads), findings.deviation, 0.0, str(error))
+    share = findings.close_share(routers)
+    return ProbeResult(True, len(prompts), len(findings.leads), findings.deviation, share)
 
 
-class _Step(NamedTuple):
-    """(rows, V) logits; of each router (rows, experts) scores; (rows,) how close its closest pick was."""
-
-    logits: np.ndarray[Any, Any]
-    scores: list[np.ndarray[Any, Any]]
-    margins: np.ndarray[Any, Any]
-
-
-def _decode(model: Any, prompts: Sequence[list[int]], routers: RouterWatch) -> tuple[list[list[int]], list[_Step]]:
-    """The prompts with what follows them, and what was seen in each step."""
-    lanes = Lanes(model, spare=1)
-    texts = [_read_into(model, lanes, prompt) for prompt in prompts]
-    steps: list[_Step] = []
-    for _ in range(PROBE_TOKENS):
-        with routers.listening() as heard:
-            logits = np.array(lanes.forward([[text[-1]] for text in texts])[:, -1].astype(mx.float32))
-        scores = [np.array(layer.astype(mx.float32)).reshape(len(texts), -1) for layer in heard]
-        margins = routers.margins(heard, (len(texts), 1))
-        steps.append(_Step(logits, scores, np.full(len(texts), np.inf) if margins is None else np.array(margins)[:, 0]))
-        lanes.advance([1] * len(texts))
-        for text, token in zip(texts, logits.argmax(axis=-1).tolist(), strict=True):
-            text.append(token)
-    return texts, steps
-
-
-def _read_into(model: Any, lanes: Lanes | SingleLane, prompt: list[int]) -> list[int]:
+def _read_into(model: Any, lanes: Lanes, prompt: list[int], routers: RouterWatch) -> list[int]:
+    """As the scheduler reads: prompts of expert models in the canonical shape."""
     reading = one_row(model)
-    if len(prompt) > 1:
+    if len(prompt) > 1 and routers.is_needed and lanes.can_rewind:
+        reading = CanonicalPass(model).read(prompt[:-1])
+    elif len(prompt) > 1:
         reading.forward([prompt[:-1]])
         reading.advance([len(prompt) - 1])
     lanes.adopt(reading, 0)
     return list(prompt)
 
 
+def _step(lanes: Lanes, texts: Sequence[list[int]], routers: RouterWatch) -> _Step:
+    with routers.listening() as heard:
+        logits = lanes.forward([[text[-1]] for text in texts]).astype(mx.float32)
+    lanes.advance([1] * len(texts))
+    step = _Step(
+        np.array(logits[:, -1]), [np.array(layer.astype(mx.float32)).reshape(len(texts), -1) for layer in heard]
+    )
+    for text, token in zip(texts, step.logits.argmax(axis=-1).tolist(), strict=True):
+        text.append(token)
+    return step
+
+
 def _compare(
     model: Any,
-    prompts: Sequence[list[int]],
-    texts: Sequence[list[int]],
+    text: Sequence[int],
+    start: int,
     steps: Sequence[_Step],
-    dtype: str,
+    tolerance: float,
     bounds: Bounds,
     routers: RouterWatch,
-) -> ProbeResult:
-    tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
-    largest, leads = 0.0, []
-    for lane, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        start = len(prompt) - 1
-        with routers.listening() as heard:
-            canonical = dict(CanonicalPass(model).walk(text[:-1], start))
-        for place, step in enumerate(steps):
-            logits = canonical[start + place]
-            difference = float(np.abs(logits - step.logits[lane]).max())
-            best, second = np.partition(logits, -2)[-2:][::-1]
-            leads.append(float(best - second))
-            # NaN compares false, so a model that gives NaN fails here.
-            if not difference <= tolerance:
-                reason = f"a row's logits change by {difference:.3g} in a batch: a mask is ignored, or worse"
-                return ProbeResult(False, len(prompts), lane * len(steps) + place + 1, difference, 0.0, reason)
-            largest = max(largest, difference)
-            bounds.see(start + place + 1, difference)
-        _compare_routers(heard, steps, lane, start, routers)
-    picks = np.array([step.margins for step in steps]).T.reshape(-1)
-    close = (np.array(leads) <= SAFETY * largest) | (picks <= routers.bounds.bound(max(map(len, texts))))
-    return ProbeResult(True, len(prompts), len(leads), largest, float(close.mean()))
-
-
-def _compare_routers(
-    heard: Sequence[mx.array], steps: Sequence[_Step], lane: int, start: int, routers: RouterWatch
+    findings: _Findings,
 ) -> None:
-    """``heard`` holds the routers of each chunk of the canonical pass, one after another."""
-    for layer in range(layers := len(steps[0].scores)):
-        chunks = [np.array(each.astype(mx.float32)).reshape(each.shape[-2], -1) for each in heard[layer::layers]]
-        canonical = np.concatenate(chunks)
-        for place, step in enumerate(steps):
-            difference = float(np.abs(canonical[start + place] - step.scores[layer][lane]).max())
-            routers.bounds.see(start + place + 1, difference)
+    """Lay one row's steps beside the canonical pass over what it said; raises _Differs."""
+    with routers.listening() as heard:
+        canonical = dict(CanonicalPass(model).walk(text[:-1], start))
+    layers = len(steps[0].scores)
+    # Each chunk of the pass told all its layers.
+    expected = [
+        np.concatenate([np.array(each.astype(mx.float32)).reshape(each.shape[-2], -1) for each in heard[layer::layers]])
+        for layer in range(layers)
+    ]
+    for place, step in enumerate(steps, start):
+        scores = [layer[place] for layer in expected]
+        findings.contexts.append(place + 1)
+        best, second = np.partition(canonical[place], -2)[-2:][::-1]
+        findings.leads.append(float(best - second))
+        findings.picks.append(min(map(routers.lead, scores), default=np.inf))
+        for one, other in zip(scores, step.scores, strict=True):
+            difference = _checked(float(np.abs(one - other).max()), tolerance)
+            routers.bounds.see(place + 1, difference)
+            if routers.picked(one) != routers.picked(other):
+                return
+        difference = _checked(float(np.abs(canonical[place] - step.logits).max()), tolerance)
+        findings.deviation = max(findings.deviation, difference)
+        bounds.see(place + 1, difference)
+
+
+def _checked(difference: float, tolerance: float) -> float:
+    # NaN compares false, so a model that gives NaN fails here.
+    if not difference <= tolerance:
+        raise _Differs(f"a row's logits change by {difference:.3g} in a batch: a mask is ignored, or worse")
+    return difference

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from workers.engines.batching.canonical import Bounds
 
@@ -73,6 +74,15 @@ class RouterWatch:
             if self._picks < ranked.shape[-1]:
                 margins.append(ranked[..., -self._picks] - ranked[..., -self._picks - 1])
         return mx.min(mx.stack(margins), axis=0) if margins else None
+
+    def picked(self, scores: np.ndarray[Any, Any]) -> frozenset[int]:
+        """Experts that a router picks by these (experts,) scores."""
+        return frozenset(np.argsort(scores)[-self._picks :].tolist())
+
+    def lead(self, scores: np.ndarray[Any, Any]) -> float:
+        """How far the last one picked is ahead of the first one left out; infinite where none is."""
+        ranked = np.sort(scores)
+        return float(ranked[-self._picks] - ranked[-self._picks - 1]) if self._picks < len(ranked) else np.inf
 
 
 def _listen(router: Any, hear: Any) -> None:
