@@ -11,7 +11,9 @@ import pytest
 
 from pipeline.errors import ContractViolated
 from pipeline.ports import Answer, EngineEvent, EngineRequest, JsonObject, RunStats, WorkItem
+from workers.engines import generation_run
 from workers.engines.batching import decoding
+from workers.engines.batching.canonical import Bounds
 from workers.engines.batching.lane_caches import Geometry
 from workers.engines.batching.lookup import PromptLookup
 from workers.engines.batching.prefixes import PrefixStore
@@ -117,3 +119,24 @@ def test_without_a_lie_all_shadows_agree(mechanism: str, tiny_llama_path: Path, 
     assert answers == plain
     assert stats.counters["shadow_rows"] == len(BODIES)
     assert {verdict.outcome for verdict in stats.verdicts} == {"held"}
+
+
+@pytest.mark.parametrize("fallback", ["decline", "baseline", "fail"])
+def test_a_run_that_is_decided_canonically_too_often_gives_the_rule_up(
+    fallback: str, tiny_llama_path: Path, plain: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As coarse types would: everything is closer than the bound, and each choice reads its row again."""
+    monkeypatch.setattr(generation_run, "LEAST_CHOICES", 8)
+    monkeypatch.setattr(Bounds, "bound", lambda self, context: 1e3)
+    engine = load(tiny_llama_path)
+    assert engine._machine is not None
+    engine._machine.is_exact = True
+    if fallback == "fail":
+        with pytest.raises(ContractViolated, match="canonical: not_exact"):
+            run(engine, contract={"fallback": fallback})
+        return
+    answers, stats = run(engine, contract={"fallback": fallback})
+    assert answers == plain
+    assert 8 <= stats.counters["canonical_choices"] < stats.output_tokens
+    outcome = "declined" if fallback == "decline" else "violated"
+    assert ("canonical", outcome, "not_exact") in {(v.mechanism, v.outcome, v.code) for v in stats.verdicts}

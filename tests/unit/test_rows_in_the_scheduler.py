@@ -19,7 +19,7 @@ from workers.engines.batching.rows import Row
 from workers.engines.batching.scheduler import Scheduler
 from workers.engines.batching.seams import Logits
 from workers.engines.batching.shadow import shadow_tokens
-from workers.engines.memory import rss_bytes
+from workers.engines.memory import held_bytes
 from workers.engines.requests import Sampling
 from workers.engines.tally import Tally
 
@@ -43,7 +43,7 @@ def test_who_needs_a_prefix_is_announced_before_the_model_reads_it() -> None:
 def test_a_row_that_waited_for_memory_says_when_it_first_began() -> None:
     machine = make_machine(random_llama(1), ends=())
     plain = run_rows(machine, make_rows(4, max_tokens=24), 4)
-    machine.budget = MemoryBudget(rss_bytes(), 0, LaneCost(), 0)
+    machine.budget = MemoryBudget(held_bytes(), 0, LaneCost(), 0)
     rows = make_rows(4, max_tokens=24)
     result = run_rows(machine, rows, 4)
     assert result.counts["rows_shed"] >= 2
@@ -53,7 +53,7 @@ def test_a_row_that_waited_for_memory_says_when_it_first_began() -> None:
 
 def test_a_ceiling_is_judged_by_the_rows_that_reached_it_and_not_by_those_left() -> None:
     machine = make_machine(random_llama(1), ends=())
-    machine.budget = MemoryBudget(rss_bytes(), 0, LaneCost(), 0)
+    machine.budget = MemoryBudget(held_bytes(), 0, LaneCost(), 0)
     scheduler = Scheduler(machine, width=4, tally=Tally("decode"), shares_prefixes=False)
     scheduler.add(make_rows(4, max_tokens=48))
     while not scheduler.is_idle:

@@ -24,7 +24,7 @@ from workers.engines.batching.shadow import shadow_tokens
 from workers.engines.chat import Dialogue
 from workers.engines.contract import ContractWatch
 from workers.engines.drafting import LoadedDrafter
-from workers.engines.memory import rss_bytes
+from workers.engines.memory import held_bytes
 from workers.engines.replies import Reply, open_reply
 from workers.engines.requests import Role
 from workers.engines.tally import Tally
@@ -32,6 +32,9 @@ from workers.engines.trace import Waits
 
 #: Rows decoded together where the options do not say.
 DEFAULT_WIDTH = 16
+
+#: Share of a run's choices that may be made canonically, and choices after which it is judged.
+MOST_CLOSE, LEAST_CHOICES = 0.05, 256
 
 #: Seconds between two progress events while the engine works; a step that takes longer delays the next one.
 PROGRESS_S = 0.5
@@ -81,6 +84,8 @@ class GenerationRun:
                 self._check_tokens(reply)
             except ItemError as error:
                 self._fail(item.index, error)
+            except Exception as error:  # noqa: BLE001 - tokenizers and templates raise plain exceptions
+                self._fail(item.index, ItemError(f"the prompt cannot be encoded: {error}", code="encode_failed"))
             else:
                 self._replies[item.index] = reply
                 rows.extend(reply.rows)
@@ -92,7 +97,7 @@ class GenerationRun:
 
     def decode(self, should_stop: ShouldStop) -> bool:
         """Step until every row is answered. Returns whether it was told to stop."""
-        self._watch.ceiling("resident_bytes", rss_bytes())
+        self._watch.ceiling("resident_bytes", held_bytes())
         while not self._scheduler.is_idle:
             if should_stop():
                 return True
@@ -100,6 +105,7 @@ class GenerationRun:
             for advance in self._scheduler.step():
                 self._take(advance)
             self._watch.worked(self._tally.tokens - before)
+            self._look_at_exactness()
             self._report_in_time("decode")
         rows = max(1, self._scheduler.most_rows)
         self._watch.ceiling("resident_bytes", self._scheduler.most_resident_bytes, rows=rows)
@@ -236,8 +242,17 @@ class GenerationRun:
             on_start=self._started,
         )
 
+    def _look_at_exactness(self) -> None:
+        """Give the canonical rule up where it is asked for too often: each time it reads all of a row again."""
+        said, close = self._tally.counted("decode_tokens"), self._tally.counted("canonical_choices")
+        if not self._machine.is_exact or said < LEAST_CHOICES or close <= MOST_CLOSE * said:
+            return
+        self._machine.is_exact = False
+        if self._without_exactness(self._scheduler.width) == 1:
+            self._give_up_what_is_not_allowed()
+
     def _without_exactness(self, width: int) -> int:
-        """The canonical rule costs too much, or does not see a model's experts."""
+        """Rows that may go on together without the canonical rule: it costs too much, or misses a model's experts."""
         reason = "too many choices are closer than rounding in this type, or an expert router cannot be watched"
         contract = self._watch.contract
         if contract.correctness == "greedy_identical" and contract.fallback != "decline":

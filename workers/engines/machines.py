@@ -17,7 +17,7 @@ from workers.engines.batching.probing import PROBE_TEXTS, ProbeResult, probe_dec
 from workers.engines.batching.reading import PREFILL_TOKENS
 from workers.engines.batching.routers import RouterWatch
 from workers.engines.loading import LanguageModel
-from workers.engines.memory import rss_bytes
+from workers.engines.memory import held_bytes
 from workers.engines.vocabularies import vocabulary_size
 
 #: Of the host's memory, what one child may hold where nobody sets a ceiling.
@@ -39,7 +39,8 @@ def build_machine(loaded: LanguageModel, ceiling_bytes: int | None) -> tuple[Mac
     limit = min(ceiling_bytes or int(psutil.virtual_memory().total * HOST_SHARE), psutil.virtual_memory().total)
     bounds, routers = Bounds(loaded.dtype), RouterWatch(model, config, Bounds(loaded.dtype))
     texts = [text for text in map(loaded.tokenizer.encode, PROBE_TEXTS) if text]
-    mx.set_cache_limit(min(CACHE_BYTES, limit // 16))
+    before = mx.set_cache_limit(0)  # a child on trial has a limit already
+    mx.set_cache_limit(min(before, CACHE_BYTES, limit // 16))
     try:
         probe = probe_decoding(model, texts, loaded.dtype, bounds, routers)
         # Rows that go alone have bounds of their own to learn.
@@ -58,7 +59,7 @@ def build_machine(loaded: LanguageModel, ceiling_bytes: int | None) -> tuple[Mac
         bounds=bounds,
         routers=routers,
         prefixes=PrefixStore(min(PREFIX_BYTES, int(limit * PREFIX_SHARE))),
-        budget=MemoryBudget(limit, rss_bytes(), cost, forward_bytes, heads * PREFILL_TOKENS * 8),
+        budget=MemoryBudget(limit, held_bytes(), cost, forward_bytes, heads * PREFILL_TOKENS * 8),
         is_exact=_is_exact(model, alone, routers),
         width_limit=None if probe.passed else 1,
     )

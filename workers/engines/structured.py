@@ -118,10 +118,8 @@ class GrammarRule:
         self._read = 0
 
     def apply(self, logits: Logits, tokens: Sequence[int]) -> Logits:
-        """After a continuation that the grammar does not allow nothing is excluded: it was a wrong guess.
-
-        Raises:
-            ItemError: ``grammar_failed``, where the grammar is too large to go on, or no token can.
+        """Raises ItemError ``grammar_failed``, where the grammar is too large to go on, where no token can, and after a
+        continuation that the grammar does not allow: no such guess is ever taken, so nobody asks what follows it.
         """
         begin = 0 if self._thought is None else self._thought.place_of_answer(tokens)
         if begin is None:
@@ -129,7 +127,7 @@ class GrammarRule:
             changed[self._end_tokens] = -np.inf
             return changed
         if not self._follow(tokens[begin:]):
-            return logits
+            raise _failed("it does not allow what it allowed before")
         allowed = self._allowed(len(logits))
         if self._thought is not None and not self._thought.is_open and not tokens:
             allowed[self._thought.start[0]] = True

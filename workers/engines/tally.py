@@ -34,6 +34,10 @@ class Tally:
         """Tokens that went through the model."""
         return self._tokens
 
+    def counted(self, name: str) -> int:
+        """A counter so far."""
+        return self._counters[name]
+
     def add_tokens(self, number: int) -> None:
         self._tokens += number
 

@@ -23,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 #: Further apart than any two logits; a bound over a small temperature is no larger.
 _FAR = 1e300
 
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
 #: Sums of shares are rounded too, by far less than this.
 _SLACK = 1e-9
 
@@ -63,26 +65,38 @@ def choose(logits: Logits, sampling: Sampling, seed: int, choice: int, position:
     if not np.isfinite(logits[best]) or np.isnan(logits).any():
         raise FloatingPointError("the model's logits are not finite")
     if sampling.is_greedy:
-        return Choice(best, bool(logits[best] - _second(logits, best) > bound))
+        return Choice(best, bool(logits[best] - second_best(logits, best) > bound))
     with np.errstate(over="ignore"):  # next to a temperature of almost nothing, others are infinitely far away
         scaled = (logits.astype(np.float64) - float(logits[best])) / sampling.temperature
         bound = min(bound / sampling.temperature, _FAR)
     cut = cut_of(scaled, sampling, bound)
     tokens = np.flatnonzero(scaled >= cut.possible)
-    drawn = scaled[tokens] + gumbel_noise(seed, choice, position, len(logits))[tokens]
+    drawn = scaled[tokens] + gumbel_noise(seed, choice, position, tokens)
     kept = np.where(scaled[tokens] >= cut.exact, drawn, -np.inf)
     winner = int(np.argmax(kept))
     token = int(tokens[winner])
-    is_sure = scaled[token] >= cut.sure or (token == best and scaled[best] - _second(scaled, best) > bound)
-    return Choice(token, bool(is_sure and drawn[winner] - _second(drawn, winner) > bound))
+    is_sure = scaled[token] >= cut.sure or (token == best and scaled[best] - second_best(scaled, best) > bound)
+    return Choice(token, bool(is_sure and drawn[winner] - second_best(drawn, winner) > bound))
 
 
-def gumbel_noise(seed: int, choice: int, position: int, size: int) -> Floats:
-    """(size,) standard Gumbel noise; neighbouring seeds and positions give unrelated noise."""
+def gumbel_noise(seed: int, choice: int, position: int, tokens: npt.NDArray[np.int64]) -> Floats:
+    """Standard Gumbel noise of each of ``tokens``; neighbouring seeds, positions and tokens give unrelated noise.
+
+    Counter-based: a token's noise costs nothing for the others. The mixing is SplitMix64's (Steele, Lea and Flood, "Fast
+    Splittable Pseudorandom Number Generators", 2014), done twice with half of the key each.
+    """
     digest = blake2b(f"{seed}:{choice}:{position}".encode(), digest_size=16).digest()
-    uniform = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "big"))).random(size)
-    noise: Floats = -np.log(-np.log(np.maximum(uniform, np.finfo(np.float64).tiny)))
+    first, second = np.frombuffer(digest, dtype="<u8")
+    mixed = _mix(_mix(tokens.astype(np.uint64) * _GOLDEN + first) ^ second)
+    uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    noise: Floats = -np.log(-np.log(uniform))
     return noise
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def cut_of(scaled: Floats, sampling: Sampling, bound: float) -> Cut:
@@ -139,7 +153,7 @@ def _nucleus(ranked: Floats, count: int, inner: Cut, share: float, bound: float)
     )
 
 
-def _second(values: npt.NDArray[np.floating], best: int) -> float:
+def second_best(values: npt.NDArray[np.floating], best: int) -> float:
     """The largest of the others; -inf where there is none."""
     rest = [part.max() for part in (values[:best], values[best + 1 :]) if len(part)]
     return float(max(rest, default=-np.inf))

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.errors import ItemError
-from workers.engines.batching.choosing import choose
+from workers.engines.batching.choosing import choose, second_best
 from workers.engines.batching.lanes import Lanes, SingleLane
 from workers.engines.batching.logprobs import note_logprob
 from workers.engines.batching.machine import Machine
@@ -188,7 +188,7 @@ class Decoder:
 
 
 class _Heads:
-    """Best token and its lead of every row and column, found when the first greedy row asks.
+    """The logits of a step, (rows, columns, V).
 
     ``doubts``: where experts may be others than the canonical pass picks, so that logits say nothing.
     """
@@ -196,22 +196,15 @@ class _Heads:
     def __init__(self, logits: Logits, doubts: np.ndarray[Any, Any] | None) -> None:
         self.logits = logits
         self._doubts = doubts
-        self._best: np.ndarray[Any, Any] | None = None
-        self._margins: np.ndarray[Any, Any] | None = None
 
     def is_doubtful(self, lane: int, column: int) -> bool:
         return self._doubts is not None and bool(self._doubts[lane, column])
 
     def best(self, lane: int, column: int) -> tuple[int, float]:
         """(token, lead over the second best)."""
-        if self._best is None or self._margins is None:
-            self._best = self.logits.argmax(axis=-1)
-            at = self._best[..., None]
-            top = np.take_along_axis(self.logits, at, axis=-1)[..., 0]
-            rest = self.logits.copy()
-            np.put_along_axis(rest, at, -np.inf, axis=-1)
-            self._margins = top - rest.max(axis=-1)
-        return int(self._best[lane, column]), float(self._margins[lane, column])
+        logits = self.logits[lane, column]
+        token = int(logits.argmax())
+        return token, float(logits[token] - second_best(logits, token))
 
 
 def deviation(one: Logits, other: Logits) -> float:

@@ -175,7 +175,8 @@ class Guesser:
         lookup, drafter = self._proposers.get("lookup"), self._proposers.get("draft")
         outlook: list[tuple[float, ...]] = []
         if isinstance(lookup, PromptLookup):
-            outlook = list(lookup.outlook(self._limits(rows, self._most["lookup"])).values())
+            with self._guarded(lookup):
+                outlook = list(lookup.outlook(self._limits(rows, self._most["lookup"])).values())
         left = max(row.max_tokens - len(row.tokens) - 1 for row in rows)
         context = max(len(row.prompt) + len(row.tokens) for row in rows)
         draft_limit = 0 if drafter is None else max(0, min(self._most["draft"], left))

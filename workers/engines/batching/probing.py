@@ -1,7 +1,7 @@
 """Is a decoding step what the canonical pass says it is? Asked when a model is loaded (law 6).
 
-Texts of different length are decoded together, token by token, and each step's logits are laid beside those of the
-canonical pass over the same tokens. A mask that is ignored shows as a difference far above rounding; what is left is
+Texts of different length are decoded together, token by token and then all tokens at once, as guesses are checked. Each
+step's logits are laid beside those of the canonical pass over the same tokens. A mask that is ignored shows as a difference far above rounding; what is left is
 rounding, and sets the bounds below which choices are made canonically.
 
 Where a router of an expert model picks another expert because of rounding, what follows differs by more than that. Its
@@ -91,9 +91,10 @@ def probe_decoding(
 ) -> ProbeResult:
     """Decode ``prompts`` greedily together and compare every step; ``bounds`` learn what rounding does."""
     try:
-        lanes = Lanes(model, spare=1)
+        lanes = Lanes(model, spare=PROBE_TOKENS)
         texts = [_read_into(model, lanes, prompt, routers) for prompt in prompts]
         steps = [_step(lanes, texts, routers) for _ in range(PROBE_TOKENS)]
+        block = _block(lanes, texts, routers) if lanes.can_rewind else []
     except CannotBatch as error:
         return ProbeResult(False, len(prompts), 0, 0.0, 0.0, str(error))
     except Exception as error:  # noqa: BLE001 - families that compute with one offset for all rows raise anything
@@ -102,8 +103,9 @@ def probe_decoding(
     tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
     try:
         for lane, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-            mine = [_Step(step.logits[lane], [layer[lane] for layer in step.scores]) for step in steps]
-            _compare(model, text, len(prompt) - 1, mine, tolerance, bounds, routers, findings)
+            for way in filter(None, (steps, block)):
+                mine = [_Step(step.logits[lane], [layer[lane] for layer in step.scores]) for step in way]
+                _compare(model, text, len(prompt) - 1, mine, tolerance, bounds, routers, findings)
     except _Differs as error:
         return ProbeResult(False, len(prompts), len(findings.leads), findings.deviation, 0.0, str(error))
     share = findings.close_share(routers)
@@ -132,6 +134,15 @@ def _step(lanes: Lanes, texts: Sequence[list[int]], routers: RouterWatch) -> _St
     for text, token in zip(texts, step.logits.argmax(axis=-1).tolist(), strict=True):
         text.append(token)
     return step
+
+
+def _block(lanes: Lanes, texts: Sequence[list[int]], routers: RouterWatch) -> list[_Step]:
+    """The same steps in one forward, as guesses are checked: rows go back and read what they said at once."""
+    lanes.advance([-PROBE_TOKENS] * len(texts))
+    with routers.listening() as heard:
+        logits = np.array(lanes.forward([text[-PROBE_TOKENS - 1 : -1] for text in texts]).astype(mx.float32))
+    scores = [np.array(layer.astype(mx.float32)).reshape(len(texts), PROBE_TOKENS, -1) for layer in heard]
+    return [_Step(logits[:, place], [layer[:, place] for layer in scores]) for place in range(PROBE_TOKENS)]
 
 
 def _compare(

@@ -19,7 +19,7 @@ from workers.engines.batching.guessing import Guesser
 from workers.engines.batching.machine import Machine
 from workers.engines.batching.reading import PromptReader
 from workers.engines.batching.rows import Row
-from workers.engines.memory import rss_bytes
+from workers.engines.memory import held_bytes
 from workers.engines.tally import Tally
 
 #: Prompt tokens read before the next decoding step, when at least half of the width decodes.
@@ -187,7 +187,9 @@ class Scheduler:
         advances = self._decoder.step(guesses)
         self._tally.count("decode_steps")
         self._tally.count("decode_rows", len(rows))
-        self._tally.add_tokens(sum(len(advance.tokens) for advance in advances))
+        said = sum(len(advance.tokens) for advance in advances)
+        self._tally.add_tokens(said)
+        self._tally.count("decode_tokens", said)
         if self._guesser is not None:
             self._guesser.learn(advances, context, self._decoder.forward_s)
         if not guesses:
@@ -226,7 +228,7 @@ class Scheduler:
         budget = self._budget
         if budget.limit_bytes is None:
             return
-        held = rss_bytes()
+        held = held_bytes()
         self.most_resident_bytes = max(self.most_resident_bytes, held)
         if self._steps % CORRECT_STEPS:
             return
