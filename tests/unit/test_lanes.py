@@ -13,7 +13,8 @@ import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from tests.fixtures.tiny_models import CONFIGS, RECURRENT, VOCABULARY, WINDOW, plain_tokens, shared_model
-from workers.engines.batching.lane_caches import STEP_TOKENS, LaneState
+from workers.engines.batching.budget import STEP_TOKENS
+from workers.engines.batching.lane_caches import LaneState
 from workers.engines.batching.lanes import CannotBatch, Lanes, SingleLane
 
 NAMES = sorted(CONFIGS)
@@ -301,10 +302,7 @@ def test_cost_is_what_lanes_take(name: str) -> None:
         columns = SPARE if name in WINDOWED else 2 * STEP_TOKENS + SPARE
         longer.forward([text(columns, lane) for lane in range(3)])
         longer.advance([columns] * 3)
-    room = 3 * STEP_TOKENS
-    assert longer.nbytes == 3 * lanes.cost.row_bytes(room) - 3 * sum(
-        rate * (min(room, most) - STEP_TOKENS) for most, rate in lanes.cost.windows
-    )
+    assert longer.nbytes == 3 * lanes.cost.lane_bytes(2 * STEP_TOKENS + SPARE)
 
 
 def test_a_windowed_layer_takes_no_more_than_its_window() -> None:

@@ -119,7 +119,7 @@ def test_whatever_is_planned_and_read_bytes_are_counted_and_never_above_the_limi
             assert store.nbytes == sum(sizes) <= limit
             assert_all_reachable(store)
         limit = random.randrange(limit + 1)  # type: ignore[attr-defined]
-        store.shrink(limit)
+        store.fit(limit)
         assert store.nbytes <= limit
         assert_all_reachable(store)
 
@@ -202,7 +202,7 @@ def test_what_a_run_continues_stays_though_others_were_used_since() -> None:
     assert read(store, prompts[4]) == read(store, prompts[2]) == 30
     outer, inner = store.path(prompts[0])
     store.path(prompts[2])
-    store.limit_bytes = 60 * TOKEN_BYTES
+    store.fit(60 * TOKEN_BYTES)
     assert store.keep(inner, compute(inner))
     assert held(store) == [outer, inner]
 
@@ -212,8 +212,15 @@ def test_shrinking_takes_ends_before_what_they_continue() -> None:
     prompts = [[*[1] * 30, *[2] * 30, last, last] for last in (90, 91)] + [[*[1] * 30, 3, 3]]
     store.plan(prompts)
     assert read(store, prompts[0]) == 60
-    store.shrink(30 * TOKEN_BYTES)
+    store.fit(30 * TOKEN_BYTES)
     assert [node.tokens[0] for node in held(store)] == [1]
+
+
+def test_a_store_is_never_made_larger_than_it_was() -> None:
+    store = PrefixStore(1000)
+    for asked, limit in ((500, 500), (None, 1000), (2000, 1000)):
+        store.fit(asked)
+        assert store.limit_bytes == limit
 
 
 def test_runs_are_cut_at_whole_grains_only() -> None:
@@ -232,8 +239,7 @@ def test_what_cannot_fit_beside_its_beginning_is_given_up_and_not_asked_for_agai
     store.plan(prompts)
     assert [read(store, prompt) for prompt in prompts] == [40, 40, 40]
     store.plan(prompts)  # another shard may ask anew
-    store.limit_bytes = 100 * TOKEN_BYTES
-    assert [read(store, prompt) for prompt in prompts] == [80, 80, 40]
+    assert [read(store, prompt) for prompt in prompts] == [40, 40, 40]
 
 
 @pytest.mark.parametrize("forget", ["clear", "plan"])
@@ -281,7 +287,7 @@ def test_memory_of_what_was_dropped_is_given_up() -> None:
     assert mx.get_active_memory() - before <= store.nbytes + 4096
     front_and_back = store.path(prompts[14])
     assert [node.end for node in front_and_back] == [19, 21]
-    store.shrink(front_and_back[0].nbytes)
+    store.fit(front_and_back[0].nbytes)
     assert mx.get_active_memory() - before <= store.nbytes + 4096
     store.clear()
     del node, front_and_back

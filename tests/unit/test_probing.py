@@ -25,10 +25,10 @@ def probe(name: str, model: Any) -> tuple[ProbeResult, Bounds, RouterWatch]:
 
 
 def tied_routers(name: str) -> Any:
-    """Two of the experts that a router picks from are as good, and rounding shows."""
+    """Three of the four experts that a router picks two from are as good, and rounding shows."""
     model = tiny_model(name)
     for layer in model.layers:
-        layer.mlp.gate.weight[2] = layer.mlp.gate.weight[1]
+        layer.mlp.gate.weight[2:] = layer.mlp.gate.weight[1]
         shake(layer.mlp.gate, 1e-4)
     return model
 

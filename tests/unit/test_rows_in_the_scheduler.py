@@ -64,7 +64,7 @@ def test_a_ceiling_is_judged_by_the_rows_that_reached_it_and_not_by_those_left()
 
 def test_an_estimate_that_was_stretched_does_not_refuse_a_row_that_fits_alone() -> None:
     machine = make_machine(random_llama(1), ends=())
-    machine.budget = MemoryBudget(None, 0, LaneCost(per_token=100), 0, kv_limit_bytes=100 * 2 * 60, stretch=4.0)
+    machine.budget = MemoryBudget(30_000, 0, LaneCost(per_token=100), 0, stretch=4.0)
     rows = [row(item, [1, 2, 3, 4], 40) for item in range(3)]
     assert [len(tokens) for tokens in run_rows(machine, rows, 3).tokens] == [40] * 3
 
@@ -89,7 +89,7 @@ def test_prompts_that_are_read_together_have_room_for_their_keys_twice() -> None
     machine = make_machine(random_llama(1), ends=())
     length, answer = 8, 4
     cost = LaneCost(per_token=100)
-    machine.budget = MemoryBudget(None, 0, cost, 0, kv_limit_bytes=8 * cost.row_bytes(length + answer))
+    machine.budget = MemoryBudget(None, 0, cost, 0, kv_limit_bytes=8 * cost.lane_bytes(length + answer))
     groups: list[int] = []
     scheduler = Scheduler(
         machine,

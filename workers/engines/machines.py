@@ -8,7 +8,7 @@ import mlx.core as mx
 import psutil
 
 from pipeline.errors import ModelUnsupported
-from workers.engines.batching.budget import LaneCost, MemoryBudget
+from workers.engines.batching.budget import PREFIX_SHARE, LaneCost, MemoryBudget
 from workers.engines.batching.canonical import CHUNK_TOKENS, Bounds, CanonicalPass, one_row
 from workers.engines.batching.lanes import Lanes, SingleLane
 from workers.engines.batching.machine import Machine
@@ -23,8 +23,8 @@ from workers.engines.vocabularies import vocabulary_size
 #: Of the host's memory, what one child may hold where nobody sets a ceiling.
 HOST_SHARE = 0.75
 
-#: Shared prefixes may take this share of the ceiling, and no more than so many bytes.
-PREFIX_SHARE, PREFIX_BYTES = 0.1, 2 << 30
+#: Shared prefixes take no more than so many bytes.
+PREFIX_BYTES = 2 << 30
 
 #: Where more than this share of choices is too close to call, canonical passes would cost more than batches save.
 CLOSE_SHARE = 0.02

@@ -11,6 +11,18 @@ from dataclasses import dataclass, field, replace
 #: A part of a budget that is left alone: memory is asked for in steps.
 RESERVE = 0.08
 
+#: Of the ceilings of memory, and of keys and values, what prefixes may take.
+PREFIX_SHARE, PREFIX_KV_SHARE = 0.1, 0.25
+
+#: Lanes grow by this many tokens at a time.
+STEP_TOKENS = 128
+
+#: Lanes that may be made beyond those that are needed.
+SPARE_LANES = 4
+
+#: What is held may be so many times what was estimated; more has another cause than rows.
+MOST_STRETCH = 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class LaneCost:
@@ -25,12 +37,43 @@ class LaneCost:
         return LaneCost(self.fixed + other.fixed, self.per_token + other.per_token, (*self.windows, *other.windows))
 
     def row_bytes(self, tokens: int) -> int:
+        """Keys and values of a row of so many tokens, and nothing besides."""
         windowed = sum(rate * min(tokens, most) for most, rate in self.windows)
         return self.fixed + self.per_token * tokens + windowed
+
+    def lane_bytes(self, tokens: int) -> int:
+        """A lane of which so many places are needed."""
+        windowed = sum(rate * whole_steps(min(tokens, most)) for most, rate in self.windows)
+        return self.fixed + self.per_token * whole_steps(tokens) + windowed
+
+    def reading_bytes(self, tokens: int) -> int:
+        """A lane in which so much of a prompt is read: windowed layers keep all places there."""
+        return self.fixed + self.kept_bytes(whole_steps(tokens))
 
     def kept_bytes(self, tokens: int) -> int:
         """So many tokens of a prefix, of which windowed layers keep all places too."""
         return tokens * (self.per_token + sum(rate for _, rate in self.windows))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is in flight, or would be.
+
+    Attributes:
+        rows: that are decoded, those included that are still being read.
+        tokens: most tokens of the longest.
+        reading: rows that are read together, the longest of ``reading_tokens``.
+        kept_bytes: prefixes.
+        lanes: that exist already, each with ``places``.
+    """
+
+    rows: int
+    tokens: int
+    reading: int = 0
+    reading_tokens: int = 0
+    kept_bytes: int = 0
+    lanes: int = 0
+    places: int = 0
 
 
 @dataclass(slots=True)
@@ -59,31 +102,52 @@ class MemoryBudget:
         kv_limit = None if kv_limit_bytes is None else int(kv_limit_bytes)
         return replace(self, limit_bytes=limit, kv_limit_bytes=kv_limit, cost=self.cost + beside)
 
-    def rows_bytes(self, rows: int, tokens: int) -> int:
-        """Caches of ``rows`` rows, the longest of ``tokens``: lanes are as long as the longest one."""
-        return int(rows * self.cost.row_bytes(tokens) * self.stretch)
+    @property
+    def prefix_bytes(self) -> int | None:
+        """What prefixes may take of the ceilings; None where there are none."""
+        shares = ((self.limit_bytes, PREFIX_SHARE), (self.kv_limit_bytes, PREFIX_KV_SHARE))
+        return min((int(limit * share) for limit, share in shares if limit is not None), default=None)
 
-    def allows(self, rows: int, tokens: int, kept_bytes: int) -> bool:
-        """Whether so many rows may be in flight beside ``kept_bytes`` of prefixes.
+    def cache_bytes(self, load: Load) -> int:
+        """Keys, values and states: lanes are as long as the longest row, and more are made at a time than are needed.
 
-        A row's keys exist twice while it moves from reading its prompt to decoding, and lanes that grow are copied.
+        A row that is read, or decided canonically, has a lane of its own for that time.
         """
-        caches = self.rows_bytes(rows + 1, tokens) + kept_bytes
+        lanes = max(load.lanes, load.rows, min(2 * load.rows - 2, load.rows + SPARE_LANES))
+        beside = max(load.reading * self.cost.reading_bytes(load.reading_tokens), self.cost.reading_bytes(load.tokens))
+        return lanes * self.cost.lane_bytes(max(load.tokens, load.places)) + beside + load.kept_bytes
+
+    def allows(self, load: Load) -> bool:
+        """Whether so much may be in flight."""
+        caches = self.cache_bytes(load)
         if self.kv_limit_bytes is not None and caches > self.kv_limit_bytes:
             return False
-        needed = self.resident_bytes + caches + self._forward(tokens)
+        needed = self.resident_bytes + self.stretch * (caches + self._forward(load.tokens))
         return self.limit_bytes is None or needed <= self.limit_bytes * (1 - RESERVE)
 
+    def refusal(self, tokens: int) -> str:
+        """Why not even one row of so many tokens is let in."""
+        caches = self.cache_bytes(Load(1, tokens, 1, tokens))
+        limit, least, what = self.kv_limit_bytes, caches, "ceiling of keys and values"
+        if limit is None or caches <= limit:
+            least = int((self.resident_bytes + caches + self._forward(tokens)) / (1 - RESERVE))
+            limit, what = self.limit_bytes, "memory ceiling"
+        return (
+            f"the {what} of {limit or 0:,} bytes is too small for one row: {tokens:,} tokens of prompt and answer "
+            f"need about {least:,} bytes"
+        )
+
     def _forward(self, tokens: int) -> int:
-        return int((self.forward_bytes + self.attention_bytes * tokens) * self.stretch)
+        return self.forward_bytes + self.attention_bytes * tokens
 
-    def least_bytes(self, tokens: int) -> int:
-        """What one row of so many tokens needs in all."""
-        return int((self.resident_bytes + self.rows_bytes(2, tokens) + self._forward(tokens)) / (1 - RESERVE))
-
-    def see(self, resident_bytes: int, rows: int, tokens: int, kept_bytes: int) -> None:
-        """Correct the estimate by what the process holds now."""
-        estimated = self.rows_bytes(rows, tokens) + kept_bytes + self._forward(tokens)
+    def see(self, resident_bytes: int, cache_bytes: int, tokens: int) -> None:
+        """Correct the estimate by what the process holds now, with such caches, the longest row of ``tokens``."""
+        estimated = cache_bytes + self._forward(tokens)
         held = resident_bytes - self.resident_bytes
-        if estimated > 0 and held > estimated:
-            self.stretch = max(self.stretch, min(4.0, self.stretch * held / estimated))
+        if estimated > 0:
+            self.stretch = max(self.stretch, min(MOST_STRETCH, held / estimated))
+
+
+def whole_steps(tokens: int) -> int:
+    """Places of a lane that holds so many tokens."""
+    return -(-tokens // STEP_TOKENS) * STEP_TOKENS

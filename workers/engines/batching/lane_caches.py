@@ -11,8 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-#: Lanes grow by this many tokens at a time.
-STEP_TOKENS = 128
+from workers.engines.batching.budget import SPARE_LANES, whole_steps
 
 #: Keys and values of one layer: (1, heads, tokens, dimension) each.
 Segment = tuple[mx.array, mx.array]
@@ -156,7 +155,7 @@ class LaneKV:
         if self.keys is None or self.values is None:
             return
         lanes, _, capacity, _ = self.keys.shape
-        wanted = _rounded(tokens if self._ring is None else min(tokens, self._ring))
+        wanted = whole_steps(tokens if self._ring is None else min(tokens, self._ring))
         if rows == 0:
             self.keys = self.values = None
         elif lanes > 2 * rows or capacity > 2 * wanted:
@@ -169,8 +168,8 @@ class LaneKV:
             lanes, _, capacity, _ = self.keys.shape
         if rows <= lanes and tokens <= capacity:
             return
-        lanes = lanes if rows <= lanes else max(rows, min(2 * lanes, rows + 4))
-        capacity = capacity if tokens <= capacity else _rounded(tokens)
+        lanes = lanes if rows <= lanes else max(rows, min(2 * lanes, rows + SPARE_LANES))
+        capacity = capacity if tokens <= capacity else whole_steps(tokens)
         self.keys = _grown(self.keys, lanes, capacity, keys)
         self.values = _grown(self.values, lanes, capacity, values)
 
@@ -181,10 +180,6 @@ def cut_segments(segments: Sequence[Segment], length: int) -> tuple[list[Segment
     back = [(mx.contiguous(keys[:, :, length:]), mx.contiguous(values[:, :, length:])) for keys, values in segments]
     mx.eval(front, back)
     return front, back
-
-
-def _rounded(tokens: int) -> int:
-    return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
 def _grown(old: mx.array | None, lanes: int, capacity: int, like: mx.array) -> mx.array:

@@ -13,11 +13,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
-from workers.engines.batching.budget import LaneCost
-from workers.engines.batching.lane_caches import STEP_TOKENS, Geometry, LaneKV, LaneState, Segment
+from workers.engines.batching.budget import STEP_TOKENS, LaneCost
+from workers.engines.batching.lane_caches import Geometry, LaneKV, LaneState, Segment
 
 #: Places beyond its window that a windowed layer is thought to take, where guesses are made.
-USUAL_SPARE = 64
+USUAL_SPARE = 65
 
 
 class CannotBatch(Exception):
@@ -81,6 +81,12 @@ class Lanes:
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self._kv) + sum(array.nbytes for s in self._states for array in s.arrays)
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """(lanes, places) for which there is memory already."""
+        shapes = [layer.keys.shape for layer in self._kv if layer.keys is not None]
+        return max((shape[0] for shape in shapes), default=0), max((shape[2] for shape in shapes), default=0)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -173,6 +179,7 @@ class SingleLane:
     """The same methods over mlx-lm's own cache, for one row of a model whose caches have no lanes."""
 
     can_rewind = can_branch = False
+    room = (0, 0)
 
     def __init__(self, model: Any) -> None:
         self._model = model

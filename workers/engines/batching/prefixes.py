@@ -48,7 +48,7 @@ class PrefixStore:
     """What was computed of shared prefixes, the least recently used leaf going first when it is more than the limit."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = self._most_bytes = limit_bytes
         self.nbytes = 0
         self._grain = 1
         self._root = PrefixNode(0, ())
@@ -91,7 +91,7 @@ class PrefixStore:
         """Whether a node of this size could be kept beside those that it continues; it is planned no more if not."""
         fits = self._is_here(node) and nbytes + sum(above.nbytes for above in _above(node)) <= self.limit_bytes
         if not fits:
-            self._give_up(node)
+            self.give_up(node)
         return fits
 
     def keep(self, node: PrefixNode, segments: list[Segment]) -> bool:
@@ -104,9 +104,16 @@ class PrefixStore:
         self.nbytes += size
         return True
 
-    def shrink(self, limit_bytes: int) -> None:
-        """Hold no more than this from now on."""
-        self.limit_bytes = limit_bytes
+    def give_up(self, node: PrefixNode) -> None:
+        """Neither it nor what continues it is planned or kept any more."""
+        for each in (node, *_below(node)):
+            each.is_planned = False
+            if self._is_here(each):
+                self._release(each)
+
+    def fit(self, limit_bytes: int | None) -> None:
+        """Hold no more than this, nor than it was made for, until told otherwise."""
+        self.limit_bytes = min(self._most_bytes, self._most_bytes if limit_bytes is None else limit_bytes)
         self._make_room(0, [])
 
     def clear(self) -> None:
@@ -162,13 +169,6 @@ class PrefixStore:
                 yield node
             if node.parent is not None and (node.segments is not None or node in holding):
                 holding.add(node.parent)
-
-    def _give_up(self, node: PrefixNode) -> None:
-        """Neither it nor what continues it is planned or kept any more."""
-        for each in (node, *_below(node)):
-            each.is_planned = False
-            if self._is_here(each):
-                self._release(each)
 
     def _release(self, node: PrefixNode) -> None:
         self.nbytes -= node.nbytes

@@ -24,8 +24,8 @@ from workers.engines.tally import Tally
 #: Prompt tokens, padding included, that one forward reads.
 PREFILL_TOKENS = 512
 
-#: Whether so many more rows may be in flight, of which the longest is that one.
-HasRoom = Callable[[int, Row], bool]
+#: Whether these rows may be read beside all that is in flight, and so many bytes of prefixes more be kept.
+HasRoom = Callable[[Sequence[Row], int], bool]
 
 
 @dataclass(slots=True)
@@ -143,16 +143,18 @@ class PromptReader:
         head = self._waiting[0][2]
         path = self._machine.prefixes.path(head.prompt) if self.shares_prefixes else []
         missing = next((place for place, node in enumerate(path) if node.segments is None), None)
-        if missing is not None and self._may_keep(path[missing], prefix_bytes):
+        if missing is not None and self._may_keep(head, path[missing], has_room, prefix_bytes):
             self._on_start([head])  # its tokens go first, and would be to blame
             self._reading = self._of_prefix(path[:missing], path[missing])
         else:
             self._reading = self._of_rows(path if missing is None else path[:missing], free, has_room)
 
-    def _may_keep(self, node: PrefixNode, prefix_bytes: Callable[[int], int]) -> bool:
+    def _may_keep(self, head: Row, node: PrefixNode, has_room: HasRoom, prefix_bytes: Callable[[int], int]) -> bool:
         """Whether a prefix will find room once it is computed; it is given up if not."""
-        if self._machine.prefixes.allows(node, prefix_bytes(len(node.tokens))):
+        size = prefix_bytes(len(node.tokens))
+        if has_room([head], size) and self._machine.prefixes.allows(node, size):
             return True
+        self._machine.prefixes.give_up(node)
         self._tally.count("prefixes_without_room")
         return False
 
@@ -193,8 +195,7 @@ class PromptReader:
             other = len(row.so_far) - 1 - start
             is_alike = abs(other - rest) <= max(4, rest // 8) and (len(rows) + 1) * max(rest, other) <= PREFILL_TOKENS
             is_alike = is_alike and (not self.shares_prefixes or self._machine.prefixes.path(row.prompt) == path)
-            # All that are read together have their keys twice for a moment, and not one of them alone.
-            if is_alike and has_room(2 * len(rows) + 1, head):
+            if is_alike and has_room([*rows, row], 0):
                 rows.append(row)
             else:
                 passed.append(entry)

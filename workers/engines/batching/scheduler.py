@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import mlx.core as mx
 
 from pipeline.errors import CeilingExceeded
-from workers.engines.batching.budget import MemoryBudget
+from workers.engines.batching.budget import Load, MemoryBudget
 from workers.engines.batching.canonical import one_row
 from workers.engines.batching.decoding import Advance, Decoder
 from workers.engines.batching.guessing import Guesser
@@ -68,6 +68,7 @@ class Scheduler:
         )
         lanes = self._reader.new_lanes(spare=1 if guesser is None else guesser.most_columns)
         self._decoder = Decoder(machine, lanes, tally)
+        machine.prefixes.fit(self._budget.prefix_bytes)
         self._burst = self._steps = 0
         self.most_cache_bytes = self.most_resident_bytes = self.most_rows = 0
 
@@ -93,7 +94,7 @@ class Scheduler:
         """One forward: a piece of prompts, or every decoding row's next tokens. Call while not idle."""
         self._steps += 1
         self._look_at_memory()
-        self.most_cache_bytes = max(self.most_cache_bytes, self._cache_bytes)
+        self._see_caches()
         self.most_rows = max(self.most_rows, self.in_flight)
         if self._may_read() and (self._reader.is_reading or self._begin_reading()):
             self._read()
@@ -161,7 +162,7 @@ class Scheduler:
         head = self._reader.next
         if free <= 0 or head is None:
             return False
-        if not self._has_room(1, head):
+        if not self._has_room([head]):
             if self._decoder.rows:
                 return False
             self._refuse(head)
@@ -175,6 +176,8 @@ class Scheduler:
             self._decoder.join(row, lanes, lane)
             if self._guesser is not None:
                 self._guesser.begin(row)
+        if through:
+            self._see_caches(through[0].lanes.nbytes)
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
@@ -200,13 +203,27 @@ class Scheduler:
 
     @property
     def _cache_bytes(self) -> int:
-        return int(self._decoder.lanes.nbytes + self._reader.nbytes + self._machine.prefixes.nbytes)
+        guessing = 0 if self._guesser is None else self._guesser.nbytes
+        return int(self._decoder.lanes.nbytes + self._reader.nbytes + self._machine.prefixes.nbytes + guessing)
 
-    def _has_room(self, more: int, row: Row) -> bool:
-        """Whether so many more rows may be in flight, the longest of which is this one."""
-        rows = self._decoder.rows
-        longest = max([row.most_tokens, *(each.most_tokens for each in rows)])
-        return self._budget.allows(len(rows) + more, longest, self._machine.prefixes.nbytes)
+    def _see_caches(self, beside_bytes: int = 0) -> None:
+        self.most_cache_bytes = max(self.most_cache_bytes, self._cache_bytes + beside_bytes)
+
+    def _has_room(self, reading: Sequence[Row], prefix_bytes: int = 0) -> bool:
+        """Whether these rows may be read together beside all that is in flight, and so much more of prefixes kept."""
+        rows = [*self._decoder.rows, *reading]
+        lanes, places = self._decoder.lanes.room
+        columns = 1 if self._guesser is None else self._guesser.most_columns
+        load = Load(
+            rows=len(rows),
+            tokens=max(row.most_tokens for row in rows) + columns,
+            reading=len(reading),
+            reading_tokens=max(len(row.so_far) for row in reading),
+            kept_bytes=self._machine.prefixes.nbytes + prefix_bytes,
+            lanes=lanes,
+            places=places,
+        )
+        return self._budget.allows(load)
 
     def _refuse(self, row: Row) -> None:
         """Not even one row fits: prefixes go first, then the job is told."""
@@ -215,13 +232,9 @@ class Scheduler:
         # What stretched the estimate may be over; with nothing else in flight the row goes by what shapes say.
         mx.clear_cache()
         budget.stretch = 1.0
-        if self._has_room(1, row):
-            return
-        raise CeilingExceeded(
-            f"the memory ceiling of {budget.limit_bytes:,} bytes is too small for one row: {row.most_tokens} tokens "
-            f"of prompt and answer need about {budget.least_bytes(row.most_tokens):,} bytes",
-            hint="raise the ceiling, or take a smaller model or shorter items",
-        )
+        if not self._has_room([row]):
+            hint = "raise the ceiling, or take a smaller model or shorter items"
+            raise CeilingExceeded(budget.refusal(row.most_tokens), hint=hint)
 
     def _look_at_memory(self) -> None:
         """Correct the estimate by what is held; where the ceiling is near, give back what can be given back."""
@@ -233,7 +246,7 @@ class Scheduler:
         if self._steps % CORRECT_STEPS:
             return
         longest = max((row.most_tokens for row in self._decoder.rows), default=0)
-        budget.see(held, self.in_flight, longest, self._machine.prefixes.nbytes)
+        budget.see(held, self._cache_bytes, longest)
         if held > budget.limit_bytes * PRESSED:
             self._tally.count("memory_pressed")
             self.without_prefixes()
