@@ -25,7 +25,7 @@ class Dialogue:
 
     def __init__(self, tokenizer: TokenizerWrapper, *, context_length: int | None) -> None:
         self._tokenizer: Any = tokenizer  # has no types
-        self._context_length = context_length
+        self.context_length = context_length
         self.vocabulary = Vocabulary(tokenizer)
         self.grammars = Grammars(self.vocabulary)
 
@@ -70,7 +70,7 @@ class Dialogue:
 
     def fit(self, prompt: list[int], request: GenerationRequest, overflow: Overflow) -> list[int]:
         """See :func:`workers.engines.overflow.fit_prompt`."""
-        return fit_prompt(prompt, request.max_tokens, self._context_length, overflow)
+        return fit_prompt(prompt, request.max_tokens, self.context_length, overflow)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of answer tokens, without the special ones; bytes that make no character become U+FFFD.

@@ -278,7 +278,9 @@ class GenerationRun:
         if asked in ("auto", "draft") and self._watch.allows("draft"):
             proposers += self._make_drafter(asked)
         governor = self._machine.governor if asked == "auto" else None
-        return Guesser(proposers, governor, self._machine.vocabulary) if proposers else None
+        return (
+            Guesser(proposers, governor, self._machine.vocabulary, self._dialogue.context_length) if proposers else None
+        )
 
     def _make_drafter(self, asked: str) -> list[tuple[Proposer, int]]:
         """The second model, unless it cannot guess here; ``auto`` keeps to what reproduces the seeded stream."""

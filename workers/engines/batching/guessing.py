@@ -25,14 +25,20 @@ class Guesser:
         proposers: who may guess, each with the most tokens it may guess for a row.
         governor: decides by measured costs; without one the first proposer is always asked.
         vocabulary: tokens that the model can read.
+        context_length: most tokens of prompt and answer; None where the model does not say.
 
     Attributes:
         failures: what a proposer raised, by its name.
     """
 
     def __init__(
-        self, proposers: Sequence[tuple[Proposer, int]], governor: Governor | None, vocabulary: int = 1 << 31
+        self,
+        proposers: Sequence[tuple[Proposer, int]],
+        governor: Governor | None,
+        vocabulary: int = 1 << 31,
+        context_length: int | None = None,
     ) -> None:
+        self._context_length = context_length
         self._vocabulary = vocabulary
         self._all = [proposer for proposer, _ in proposers]
         self.failures: dict[str, str] = {}
@@ -183,6 +189,12 @@ class Guesser:
         return self._governor.decide(Situation(len(rows), context, outlook, draft_limit, is_last))
 
     def _limits(self, rows: Sequence[Row], most: int) -> dict[int, int]:
-        """No row is asked for more than it may still say after the next token."""
+        """No row is asked for more than it may still say after the next token.
+
+        Nor for so much that a shorter guess beside it, padded, would reach behind the context: learned positions end there.
+        """
+        if self._context_length is not None:
+            longest = max(len(row.prompt) + len(row.tokens) for row in rows)
+            most = min(most, self._context_length - longest)
         limits = {self._numbers[row]: min(most, row.max_tokens - len(row.tokens) - 1) for row in rows}
         return {number: limit for number, limit in limits.items() if limit > 0}
