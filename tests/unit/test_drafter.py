@@ -246,6 +246,7 @@ class Liar:
 
     name = "draft"
     nbytes = 0
+    reading_s = 0.0
 
     def __init__(self, says: Any) -> None:
         self._says = says
@@ -300,6 +301,15 @@ def test_a_liar_changes_nothing(
     assert result.tokens == plain[sampling]
     assert (result.counts.get("draft_proposed", 0) > 0) is proposed
     assert ("draft_given_up" in result.counts) is given_up
+
+
+def test_reading_a_text_is_charged_to_the_rounds_that_follow() -> None:
+    guesser = Guesser([(Liar([1]), 1)], None, VOCABULARY)
+    charged = [guesser._charge(1.1, 1.0), *(guesser._charge(0.1, 0.0) for _ in range(200))]
+
+    assert charged[0] == pytest.approx(0.1 + 1 / 16)
+    assert charged == sorted(charged, reverse=True)
+    assert sum(charged) == pytest.approx(201 * 0.1 + 1.0, rel=1e-4)
 
 
 def test_noise_of_the_drafter_is_the_rows_own(machine: Machine, drafters: dict[str, Any]) -> None:

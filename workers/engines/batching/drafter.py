@@ -8,6 +8,7 @@ same way. Only its own logits count here: penalties, biases and grammars are the
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -61,6 +62,7 @@ class FullModelDrafter:
         self._texts: dict[int, Text] = {}
         self._lanes: DraftLanes | None = None
         self._counts: Counter[str] = Counter()
+        self.reading_s = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +81,7 @@ class FullModelDrafter:
     def propose(self, limits: Mapping[int, int]) -> Mapping[int, Sequence[int]]:
         """As `Proposer`: one forward for each guessed token, over all rows. Raises at the last of several failures."""
         asked = {row: most for row, limit in limits.items() if (most := self._limit(row, limit)) > 0}
+        self.reading_s = 0.0
         if not asked:
             return {}
         try:
@@ -132,7 +135,9 @@ class FullModelDrafter:
         if self._lanes is None:
             self._lanes = DraftLanes(self._model, self._most_tokens, self._counts)
         texts = {row: self._texts[row] for row in asked}
+        start = time.monotonic()
         self._lanes.catch_up(texts, self._texts)
+        self.reading_s = time.monotonic() - start
         pending = {row: text.tokens[text.read :] for row, text in texts.items()}
         guesses: dict[int, list[int]] = {row: [] for row in asked}
         chances: dict[int, list[Floats]] = {row: [] for row in asked}

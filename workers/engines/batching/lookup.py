@@ -164,6 +164,10 @@ class PromptLookup:
     def nbytes(self) -> int:
         return 0
 
+    @property
+    def reading_s(self) -> float:
+        return 0.0
+
     def begin(self, row: int, prompt: Sequence[int], draws: Draws | None = None) -> None:
         sizes = self._options
         self._rows[row] = _Row(Text(prompt, ngram_min=sizes.ngram_min, ngram_max=sizes.ngram_max))

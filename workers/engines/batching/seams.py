@@ -53,6 +53,11 @@ class Proposer(Protocol):
         """Bytes of keys and values that it holds."""
         ...
 
+    @property
+    def reading_s(self) -> float:
+        """Seconds of the last ``propose`` that went into reading what rows had read and said: paid once for a text."""
+        ...
+
     def begin(self, row: int, prompt: Sequence[int], draws: Draws | None = None) -> None:
         """A row starts to be decoded, or goes on: ``prompt`` is all it has read and said.
 
