@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +36,13 @@ _REPORT = os.environ.get("PIPELINE_TEST_REPORT")
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# As a worker's child does: transformers imports torch wherever it is installed. Reference values come from a process
+# of their own.
+sys.modules["torch"] = None  # type: ignore[assignment]
+
+# Hundreds of processes are started; without bytecode each would compile our sources anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from pipeline import collector
 from pipeline.config import Settings, load_settings
 from pipeline.errors import ExitCode, PipelineError
 from pipeline.failpoints import arm
@@ -64,6 +65,7 @@ def search(settings: Settings, name: str, k: int, prompt_name: str | None) -> No
     queries = [str(json.loads(line)["query"]) for line in sys.stdin if line.strip()]
     deployment = Deployment.open(settings)
     embedder, searcher = Supervisor(settings), Supervisor(settings)
+    collector.release()
     try:
         for result in search_index(deployment, embedder, searcher, name, queries, k=k, prompt_name=prompt_name):
             sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
@@ -109,6 +111,7 @@ def convert_gguf_command(source: Path, target: Path, dtype: str) -> None:
 
 def run() -> int:
     """Entry: errors of ours become a line and an exit code."""
+    collector.hold()
     try:
         main(standalone_mode=False)
     except PipelineError as error:

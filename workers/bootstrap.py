@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from pipeline import collector
 from pipeline.config import Settings
 from pipeline.errors import NotFound, TransientError
 from pipeline.jobs.deployment import Deployment
@@ -88,6 +89,7 @@ class WorkerProcess:
 
     def _run(self, wait: Callable[[], object]) -> None:
         """Work until ``wait`` returns; then give back what is held, in the order that lets nothing start again."""
+        collector.release()
         for thread in (self._ticker, *self._slots):
             thread.start()
         log.info("worker_started", extra={"worker": self.role.worker_id, "queues": ",".join(self.role.queues)})

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import BinaryIO, NoReturn
 
+from pipeline import collector
 from pipeline.errors import JobError, ModelUnsupported, PipelineError
 from pipeline.formats.messages import (
     WireError,
@@ -124,6 +125,7 @@ class Child:
         if request.memory_bytes is not None:
             limit_memory(request.memory_bytes)
         engine: Engine = getattr(importlib.import_module(module), name)()
+        collector.release()  # before the load: a cycle that loading leaves behind may hold weights
         info = engine.load(request)
         self._engine = engine
         self._send(loaded_message(info))
@@ -191,6 +193,7 @@ def main() -> None:
     # Ctrl-C, or a host's shutdown, may reach every process; what happens then is the parent's to say.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    collector.hold()
     # transformers imports torch wherever it is installed: seconds and memory for nothing, and a second OpenMP runtime.
     sys.modules["torch"] = None  # type: ignore[assignment]
     Child(*claim_pipe()).serve()

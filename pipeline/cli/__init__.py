@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from pipeline import collector
 from pipeline.cli.context import Context
 from pipeline.cli.failures import run_guarded
 from pipeline.cli.root import root
@@ -17,6 +18,7 @@ from pipeline.cli.root import root
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code. The entry point ``pipeline``."""
+    collector.hold()
     context = Context()
     words = list(sys.argv[1:] if arguments is None else arguments)
 

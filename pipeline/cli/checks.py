@@ -57,11 +57,11 @@ def check_settings(context: Context) -> Iterator[Finding]:
 
 
 def check_database(context: Context) -> Iterator[Finding]:
-    from pipeline.db import migrate
+    from pipeline.db import schema
 
     url = context.settings.resolved_database_url
     with context.deployment(with_store=False):
-        revision = migrate.current(url)
+        revision = schema.current(url)
     yield Finding("database", Level.OK, f"{url}, schema {revision}")
 
 

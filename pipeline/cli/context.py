@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline import collector
 from pipeline.secrecy import mask_secrets
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Context:
 
         self._start_log()
         deployment = Deployment.open(self.settings, with_store=with_store)
+        collector.release()
         try:
             yield deployment
         finally:

@@ -23,15 +23,15 @@ def upgrade(context: Context, as_json: bool) -> None:
     Example:
       PIPELINE_DATABASE_URL=postgresql+psycopg://user:secret@host/db pipeline db upgrade
     """
-    from pipeline.db import migrate
+    from pipeline.db import migrate, schema
     from pipeline.private import make_private_folder
 
     url = context.settings.resolved_database_url
     if context.settings.is_embedded_database:
         make_private_folder(context.settings.home_path)
-    before = migrate.current(url)
+    before = schema.current(url)
     migrate.upgrade(url)
-    after = migrate.current(url)
+    after = schema.current(url)
     if before == after:
         talk("the schema was up to date")
     _print_revision(context, after, as_json)
@@ -42,9 +42,9 @@ def upgrade(context: Context, as_json: bool) -> None:
 @pass_context
 def current(context: Context, as_json: bool) -> None:
     """Print the revision of the database's schema; "none" for an empty database."""
-    from pipeline.db import migrate
+    from pipeline.db import schema
 
-    _print_revision(context, migrate.current(context.settings.resolved_database_url), as_json)
+    _print_revision(context, schema.current(context.settings.resolved_database_url), as_json)
 
 
 @db.command()
@@ -52,11 +52,11 @@ def current(context: Context, as_json: bool) -> None:
 @pass_context
 def check(context: Context, as_json: bool) -> None:
     """Exit with 4 unless the schema is the one this version needs."""
-    from pipeline.db import migrate
+    from pipeline.db import schema
 
     url = context.settings.resolved_database_url
-    migrate.check(url)
-    _print_revision(context, migrate.current(url), as_json)
+    schema.check(url)
+    _print_revision(context, schema.current(url), as_json)
 
 
 def _print_revision(context: Context, revision: str | None, as_json: bool) -> None:

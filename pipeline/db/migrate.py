@@ -1,4 +1,4 @@
-"""The schema's versions: bring a database to the newest one, say which it has, refuse one that is older.
+"""The schema's versions: bring a database to the newest one, refuse one that is older, compare it with the models.
 
 Alembic is set up here in code and finds its scripts inside the installed package ``migrations``, so that no ini file
 and no source tree is needed. Knows nothing about what the tables mean.
@@ -10,7 +10,6 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -18,15 +17,12 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, text
 
 from pipeline.db import models
-from pipeline.db.session import URL_HINT
-from pipeline.errors import ConfigError, DatabaseUnavailable, SchemaOutdated
+from pipeline.db.schema import connect, current, sqlite_path
+from pipeline.errors import SchemaOutdated
 from pipeline.private import make_private_file, make_private_folder, private_opener
-from pipeline.secrecy import mask_url
 
 #: Key of PostgreSQL's advisory lock that an upgrade holds: any number, as long as it is always this one.
 _ADVISORY_LOCK = 7_268_114
@@ -40,19 +36,10 @@ _HINT = "run `pipeline db upgrade`"
 
 
 def head() -> str:
-    """The revision this version of the code needs."""
+    """The newest revision among the scripts; what :data:`pipeline.db.schema.HEAD` says without reading them."""
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     assert revision is not None
     return revision
-
-
-def current(database_url: str) -> str | None:
-    """The revision a database has, None for an empty one. Raises DatabaseUnavailable, ConfigError."""
-    path = _sqlite_path(database_url)
-    if path is not None and not path.exists():
-        return None
-    with _connect(database_url) as connection:
-        return MigrationContext.configure(connection).get_current_revision()
 
 
 def check(database_url: str) -> None:
@@ -94,7 +81,7 @@ def downgrade(database_url: str, revision: str = "base") -> None:
 
 def find_differences(database_url: str) -> list[str]:
     """What the tables of a database lack or have too much, compared with the models; [] when they are equal."""
-    with _connect(database_url) as connection:
+    with connect(database_url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return [str(difference) for difference in compare_metadata(context, models.Job.metadata)]
 
@@ -127,9 +114,9 @@ def _is_known(revision: str) -> bool:
 @contextmanager
 def _exclusive(database_url: str) -> Iterator[Connection]:
     """A connection in a transaction that no other upgrade is in; commits when the block ends well."""
-    path = _sqlite_path(database_url)
+    path = sqlite_path(database_url)
     if path is None:
-        with _connect(database_url) as connection, connection.begin():
+        with connect(database_url) as connection, connection.begin():
             connection.execute(text(f"SET LOCAL lock_timeout = '{_TURN_TIMEOUT}'"))
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
             connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
@@ -141,55 +128,9 @@ def _exclusive(database_url: str) -> Iterator[Connection]:
     with open(path.with_name(path.name + ".upgrade-lock"), "w", opener=private_opener) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         make_private_file(path)  # its journals get the mode that it has
-        with _connect(database_url) as connection:
+        with connect(database_url) as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             connection.rollback()
             with connection.begin():
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield connection
-
-
-@contextmanager
-def _connect(database_url: str) -> Iterator[Connection]:
-    """A connection of its own, outside any pool, with the driver's errors turned into ours."""
-    shown = mask_url(database_url)
-    try:
-        engine = _make_engine(database_url)
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigError(f"database_url {shown!r} cannot be used: {error}") from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"database_url {shown!r} needs {error.name}", hint="pip install '.[postgres]'") from error
-    try:
-        with engine.connect() as connection:
-            yield connection
-    except (OperationalError, InterfaceError) as error:
-        raise DatabaseUnavailable(f"{shown}: {error.orig}") from error
-    finally:
-        engine.dispose()
-
-
-def _make_engine(database_url: str) -> Engine:
-    engine = create_engine(database_url, poolclass=NullPool)
-    if engine.dialect.name == "sqlite":
-
-        @event.listens_for(engine, "connect")
-        def _say_begin_ourselves(connection: object, _record: object) -> None:
-            connection.isolation_level = None  # type: ignore[attr-defined]
-
-    return engine
-
-
-def _sqlite_path(database_url: str) -> Path | None:
-    """The file of a SQLite URL, None for another database."""
-    try:
-        url = make_url(database_url)
-    except ArgumentError as error:
-        raise ConfigError(f"database_url {mask_url(database_url)!r} cannot be used: {error}") from error
-    except ValueError:  # its text quotes what stands in a port's place, which may be half of a password
-        shown = mask_url(database_url)
-        raise ConfigError(f"database_url {shown!r} has no number as its port", hint=URL_HINT) from None
-    if url.get_backend_name() != "sqlite":
-        return None
-    if not url.database or url.database == ":memory:":
-        raise ConfigError("a SQLite database must be a file: several processes share it")
-    return Path(url.database)

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 
 from pipeline.config import Settings
-from pipeline.db import migrate
+from pipeline.db import schema
 from pipeline.db.session import Database
 from pipeline.errors import AlreadyExists, ArtifactMissing, ConfigError
 from pipeline.jobs.dispatch import Doorbell
@@ -42,9 +42,9 @@ class Deployment:
         url = settings.resolved_database_url
         if settings.is_embedded_database:
             _make_home(settings)
-            migrate.upgrade(url)
+            schema.ensure(url)
         else:
-            migrate.check(url)
+            schema.check(url)
         database = Database(url)
         try:
             store = ArtifactStore(settings.resolved_store_url, timeout_s=settings.store_timeout_s)

@@ -18,7 +18,6 @@ from pipeline.formats.ranges import dump_ranges
 from pipeline.jobs.deployment import Deployment
 from pipeline.ports import Answer, EngineInfo, JsonObject
 from pipeline.store import layout
-from pipeline.store.vectors import write_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +137,8 @@ class PartRecorder:
             return None
         if self.space is None:
             raise ValueError("the engine gave vectors and no recipe for their space")
+        from pipeline.store.vectors import write_vectors  # numpy, which a job without vectors has no use for
+
         space = self.space
         if {answer.dimension for answer in answers if answer.rows} != {space.dimension}:
             raise ValueError(f"the engine gave vectors of another dimension than its recipe's {space.dimension}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, create_engine, inspect, text
 
-from pipeline.db import migrate
+from pipeline.db import migrate, schema
 from pipeline.db.models import Job
 from pipeline.db.views import VIEWS
 from pipeline.errors import ConfigError, DatabaseUnavailable, SchemaOutdated
@@ -82,7 +82,7 @@ def test_downgrade_leaves_nothing_and_a_second_upgrade_makes_the_same(empty_data
     between = describe_schema(empty_database_url)
     assert set(between["tables"]) <= {"alembic_version"}
     assert between["views"] == []
-    assert migrate.current(empty_database_url) is None
+    assert schema.current(empty_database_url) is None
 
     migrate.upgrade(empty_database_url)
     assert describe_schema(empty_database_url) == first
@@ -111,29 +111,35 @@ def test_a_failed_upgrade_changes_nothing(empty_database_url: str) -> None:
 
     # Then neither tables nor a version are left half made
     assert set(describe_schema(empty_database_url)["tables"]) <= {"vectors"}
-    assert migrate.current(empty_database_url) is None
+    assert schema.current(empty_database_url) is None
+
+
+def test_head_is_the_newest_of_the_scripts() -> None:
+    assert migrate.head() == schema.HEAD
 
 
 def test_check_passes_at_head(database_url: str) -> None:
     migrate.check(database_url)
-    assert migrate.current(database_url) == migrate.head()
+    schema.check(database_url)
+    assert schema.current(database_url) == migrate.head()
 
 
 def test_check_says_what_to_run_on_an_empty_database(empty_database_url: str) -> None:
-    with pytest.raises(SchemaOutdated) as caught:
-        migrate.check(empty_database_url)
-    assert "pipeline db upgrade" in (caught.value.hint or "")
+    for check in (migrate.check, schema.check):
+        with pytest.raises(SchemaOutdated) as caught:
+            check(empty_database_url)
+        assert "pipeline db upgrade" in (caught.value.hint or "")
 
 
 def test_a_database_of_a_newer_program_is_refused_and_not_touched(database_url: str) -> None:
     with connected(database_url) as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '29991231_future'"))
 
-    for refused in (migrate.check, migrate.upgrade):
+    for refused in (migrate.check, migrate.upgrade, schema.check, schema.ensure):
         with pytest.raises(SchemaOutdated, match="newer than this program") as caught:
             refused(database_url)
         assert "install" in (caught.value.hint or "")
-    assert migrate.current(database_url) == "29991231_future"
+    assert schema.current(database_url) == "29991231_future"
 
 
 def _upgrade(url: str) -> str:
@@ -162,7 +168,7 @@ def test_an_unreachable_database_is_unavailable_and_its_password_is_not_shown(
     postgres_server: object, empty_postgres_url: str
 ) -> None:
     with pytest.raises(DatabaseUnavailable) as caught:
-        migrate.current(empty_postgres_url + "_missing")
+        schema.current(empty_postgres_url + "_missing")
     assert "_missing" in str(caught.value)
     assert str(postgres_server.password) not in str(caught.value)  # type: ignore[attr-defined]
 
@@ -170,4 +176,4 @@ def test_an_unreachable_database_is_unavailable_and_its_password_is_not_shown(
 @pytest.mark.parametrize("url", ["nonsense", "sqlite://", "sqlite:///:memory:", "oracle+nothing://x/y"])
 def test_a_url_that_cannot_be_used_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigError):
-        migrate.current(url)
+        schema.current(url)

@@ -39,12 +39,12 @@ def start(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def imported_by(program: str) -> set[str]:
+def imported_by(program: str, **environ: str) -> set[str]:
     """Top-level names of all modules that a program has imported at its end."""
     code = f"import sys, json, atexit\natexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n{program}"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
         check=True,
@@ -62,6 +62,23 @@ def test_start_imports_nothing_heavy(program: str) -> None:
 def test_submit_help_imports_no_engine_database_or_queue() -> None:
     found = imported_by("from pipeline.cli import main; main(['config', '--help'])")
     assert found & (HEAVY - {"pydantic", "yaml"}) == set()
+
+
+def test_a_command_on_a_database_of_this_version_imports_no_alembic_no_numpy_and_no_engine(tmp_path: Path) -> None:
+    environ = {"PIPELINE_HOME": str(tmp_path / "home")}
+    assert start("db", "upgrade", **environ).returncode == 0
+    found = imported_by("from pipeline.cli import main; main(['list'])", **environ)
+    assert "sqlalchemy" in found
+    assert found & {"alembic", "mako", "numpy", "mlx", "faiss", "transformers", "tokenizers"} == set()
+
+
+def test_cycles_are_collected_again_once_a_command_has_its_database(tmp_path: Path) -> None:
+    program = "import atexit, gc; atexit.register(lambda: print(gc.isenabled())); from pipeline.cli import main; "
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", program + "main(['list'])"], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "True"
 
 
 def test_help_lists_every_command_and_every_exit_code() -> None:

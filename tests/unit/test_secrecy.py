@@ -165,10 +165,10 @@ def test_an_engine_gets_neither_settings_nor_keys() -> None:
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> None:
-    from pipeline.db import migrate
+    from pipeline.db import schema
     from pipeline.db.session import Database
 
-    for use in (Database, migrate.current):
+    for use in (Database, schema.current):
         try:
             use(url)
         except (ConfigError, DatabaseUnavailable) as error:
