@@ -21,7 +21,7 @@ from workers.engines.tally import Tally
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=40)
-ROWS = 8
+ROWS = 6
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_model_itself_is_always_right(
     result = run_rows(machine, rows, 4, drafter_of(drafters["same"]))
 
     assert result.counts["draft_accepted"] == result.counts["draft_proposed"] > 0
-    assert result.counts["decode_steps"] < 0.5 * alone.counts["decode_steps"]
+    assert result.counts["decode_steps"] < 0.6 * alone.counts["decode_steps"]
     assert sum(row.accepted for row in rows if row.guessed_by == "draft") == result.counts["draft_accepted"]
 
 
