@@ -58,11 +58,13 @@ class Scheduler:
         self._budget = machine.budget if budget is None else budget
         self._width = width if machine.width_limit is None else min(width, machine.width_limit)
         self._tally = tally
-        self._guesser = guesser
+        can_rewind = one_row(machine.model).can_rewind
+        tally.count("guessing_refused", guesser is not None and not can_rewind)
+        self._guesser = guesser = guesser if can_rewind else None
         self._reader = PromptReader(
             machine,
             tally,
-            can_pad=one_row(machine.model).can_rewind,
+            can_pad=can_rewind,
             shares_prefixes=shares_prefixes,
             on_start=on_start,
         )
