@@ -37,6 +37,9 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Test processes and their children share few cores: threads of a BLAS that wait for each other take them from the rest.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # As a worker's child does: transformers imports torch wherever it is installed. Reference values come from a process
 # of their own.
 sys.modules["torch"] = None  # type: ignore[assignment]

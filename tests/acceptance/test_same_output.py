@@ -30,14 +30,22 @@ PROMPTS = (
 )
 
 
-def submit(house: House, requests: Path) -> str:
-    arguments = ("--model", "smollm2", "--max-tokens", "12", "--shard-tokens", "70", "--width", "4")
+def submit(house: House, requests: Path, *, full: bool) -> str:
+    """Three shards of a few tokens an answer; with the full counts twice as many tokens."""
+    tokens, shard_tokens = (12, 70) if full else (6, 46)
+    limits = ("--max-tokens", str(tokens), "--shard-tokens", str(shard_tokens), "--width", "4")
+    arguments = ("--model", "smollm2", *limits)
     return house.pipeline("submit", "generate", str(requests), *arguments).stdout.decode().strip()
 
 
 @pytest.mark.timeout(600)
 def test_embedded_and_fleet_give_the_same_output_at_temperature_0(
-    make_house: MakeHouse, smollm2_path: Path, postgres_url: str, redis_url: str, tmp_path: Path
+    make_house: MakeHouse,
+    smollm2_path: Path,
+    postgres_url: str,
+    redis_url: str,
+    tmp_path: Path,
+    full_counts: bool,
 ) -> None:
     requests = tmp_path / "requests.jsonl"
     requests.write_text(
@@ -46,14 +54,14 @@ def test_embedded_and_fleet_give_the_same_output_at_temperature_0(
 
     alone = make_house()
     alone.add_model("smollm2", smollm2_path)
-    first = submit(alone, requests)
+    first = submit(alone, requests, full=full_counts)
     assert alone.work_off(first).status is JobStatus.COMPLETED, alone.logs()
 
     fleet = make_house(database_url=postgres_url, broker_url=redis_url)
     fleet.add_model("smollm2", smollm2_path)
     fleet.start_worker()
     fleet.start_worker()
-    second = submit(fleet, requests)
+    second = submit(fleet, requests, full=full_counts)
     assert fleet.wait_end(second).status is JobStatus.COMPLETED, fleet.logs()
 
     assert alone.job(first).shards_total > 2

@@ -17,14 +17,16 @@ from tests.fixtures.in_process import claim, requests
 
 pytestmark = pytest.mark.each_database
 
-#: As many as the report had (jentic-one#529).
+#: As many as the report had (jentic-one#529), which was about SQLite; PostgreSQL has as many in the full counts.
 PROCESSES = 16
+FEW_PROCESSES = 8
 
 
 @pytest.mark.timeout(300)
-def test_sixteen_processes_claim_and_write_without_a_locked_error(house: House, full_counts: bool) -> None:
+def test_many_processes_claim_and_write_without_a_locked_error(house: House, full_counts: bool) -> None:
     """jentic/jentic-one#529: "database is locked" despite WAL and a busy timeout."""
-    shards = 2_000 if full_counts else 160
+    shards = 2_000 if full_counts else 80
+    is_report = full_counts or house.settings.resolved_database_url.startswith("sqlite")
     lines = [{"custom_id": f"r{index}", "prompt": "x"} for index in range(shards * 2)]
     job_id = house.submit(lines, shard_items=2)
     plan(house.deployment, job_id, owner="planner")
@@ -33,7 +35,7 @@ def test_sixteen_processes_claim_and_write_without_a_locked_error(house: House, 
         subprocess.Popen(
             [*command, f"claimer-{number}"], env=house.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        for number in range(PROCESSES)
+        for number in range(PROCESSES if is_report else FEW_PROCESSES)
     ]
     won: list[int] = []
     for process in processes:
