@@ -33,8 +33,9 @@ COUNT = 12
 PROMPTS = [
     *(text(length, length) for length in (5, 40, 1, 17, 9, 100, 2, 64, 65)),
     *([*text(70, 99), *text(3 + end, end)] for end in range(4)),
-    *([*text(70, 99), *text(20, 98), *text(2 + end, 50 + end)] for end in range(3)),
-    *((text(4, seed) * 8)[: 20 + seed] for seed in range(4)),
+    *([*text(70, 99), *text(20, 98), *text(2 + end, 50 + end)] for end in range(2)),
+    *([*text(70, 97), *text(3 + end, 60 + end)] for end in range(2)),
+    *((text(4, seed) * 8)[: 20 + seed] for seed in range(3)),
 ]
 
 HOT = Sampling(0.9, top_p=0.95, top_k=40)
@@ -196,12 +197,15 @@ def test_draws_are_the_same_beside_rows_that_come_late_and_that_are_discarded(na
 @pytest.mark.parametrize("name", SAMPLED)
 def test_draws_are_the_same_after_rows_were_shed_and_begun_again(name: str) -> None:
     machine(name).prefixes.clear()
-    rows, tally = drawn_rows(), Tally("decode")
+    rows, expected, tally = drawn_rows()[::2], drawn_alone(name)[::2], Tally("decode")
+    answers = {tuple(each.prompt): tokens for each, tokens in zip(rows, expected, strict=True)}
+    guesser = None if name in RECURRENT else Guesser([(Knowing(answers, 0.2), 7)], None)
     budget = MemoryBudget(held_bytes(), 0, LaneCost(), 0)  # memory is short from the first look on
-    scheduler = Scheduler(machine(name), width=16, tally=tally, budget=budget)
+    scheduler = Scheduler(machine(name), width=16, tally=tally, budget=budget, guesser=guesser)
     finish(scheduler, rows, on_step=lambda step: scheduler.restart() if step == 11 else None)
     assert counters(tally)["rows_shed"] > 0
-    assert [each.tokens for each in rows] == drawn_alone(name)
+    assert [each.tokens for each in rows] == expected
+    assert scheduler.guess_failures == {}
 
 
 @pytest.mark.parametrize("truth", [0.0, 0.8, 1.0])
