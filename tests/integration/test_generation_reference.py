@@ -36,6 +36,8 @@ def told(
     asked = {"model": str(smollm2_path), "drafter": str(smollm2_drafter_path), "runs": [run.request for run in runs]}
     folder = tmp_path_factory.mktemp("generation")
     environ = {**os.environ, **blas_environment(), "PYTHONPATH": str(ROOT), "MLX_DISABLE_COMPILE": "1"}
+    if full_counts:
+        environ.pop("OMP_NUM_THREADS", None)  # here it has the machine to itself
     command = [sys.executable, str(PROGRAM), str(folder / "told.json")]
     with (folder / "log").open("w") as log:
         done = subprocess.run(command, input=json.dumps(asked), env=environ, stderr=log, text=True, check=False)
