@@ -24,6 +24,13 @@ from workers.engines.tally import Tally
 #: Prompt tokens, padding included, that one forward reads.
 PREFILL_TOKENS = 512
 
+#: Prompt tokens, padding included, of rows that are read together, and how much of them may be padding: a forward over few
+#: tokens costs up to twice as much a token as one over many.
+GROUP_TOKENS, MOST_PADDED = 1024, 1.3
+
+#: Waiting rows that are looked at for ones about as long as the first.
+POOL = 48
+
 #: Whether these rows may be read beside all that is in flight, and so many bytes of prefixes more be kept.
 HasRoom = Callable[[Sequence[Row], int], bool]
 
@@ -183,23 +190,23 @@ class PromptReader:
         return Reading(rows, lanes, tokens)
 
     def _alike(self, start: int, path: list[PrefixNode], free: int, has_room: HasRoom) -> list[Row]:
-        """The first row, and those that may come next whose rest is about as long."""
+        """The first row, and of those that come soon the ones whose rest is nearest to its own in length."""
         head = heapq.heappop(self._waiting)[2]
-        rows, rest = [head], len(head.so_far) - 1 - start
-        if self._reads_alone:
-            return rows
-        passed = []
-        for _ in range(min(free - 1, len(self._waiting))):
-            entry = heapq.heappop(self._waiting)
-            row = entry[2]
-            other = len(row.so_far) - 1 - start
-            is_alike = abs(other - rest) <= max(4, rest // 8) and (len(rows) + 1) * max(rest, other) <= PREFILL_TOKENS
-            is_alike = is_alike and (not self.shares_prefixes or self._machine.prefixes.path(row.prompt) == path)
-            if is_alike and has_room([*rows, row], 0):
+        if self._reads_alone or free == 1:
+            return [head]
+        pool = [heapq.heappop(self._waiting) for _ in range(min(POOL, len(self._waiting)))]
+        rows, rests = [head], [len(head.so_far) - 1 - start]
+        for entry in sorted(pool, key=lambda entry: abs(len(entry[2].so_far) - 1 - start - rests[0])):
+            row, rest = entry[2], len(entry[2].so_far) - 1 - start
+            padded = (len(rows) + 1) * max(*rests, rest)
+            if len(rows) == free or padded > min(GROUP_TOKENS, MOST_PADDED * (sum(rests) + rest)):
+                break
+            is_beside = not self.shares_prefixes or self._machine.prefixes.path(row.prompt) == path
+            if is_beside and has_room([*rows, row], 0):
                 rows.append(row)
-            else:
-                passed.append(entry)
-        for entry in passed:
+                rests.append(rest)
+                pool.remove(entry)
+        for entry in pool:
             heapq.heappush(self._waiting, entry)
         return rows
 

@@ -7,6 +7,7 @@ depends on any of this.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import mlx.core as mx
@@ -17,13 +18,16 @@ from workers.engines.batching.canonical import one_row
 from workers.engines.batching.decoding import Advance, Decoder
 from workers.engines.batching.guessing import Guesser
 from workers.engines.batching.machine import Machine
-from workers.engines.batching.reading import PromptReader
+from workers.engines.batching.reading import PromptReader, Through
 from workers.engines.batching.rows import Row
 from workers.engines.memory import held_bytes
 from workers.engines.tally import Tally
 
 #: Prompt tokens read before the next decoding step, when at least half of the width decodes.
 PREFILL_BURST = 2048
+
+#: Rows whose prompts are read before there is a place for them, so that several are read together.
+AHEAD = 8
 
 #: Share of the ceiling from which on memory is given back.
 PRESSED = 0.95
@@ -71,6 +75,7 @@ class Scheduler:
         lanes = self._reader.new_lanes(spare=1 if guesser is None else guesser.most_columns)
         self._decoder = Decoder(machine, lanes, tally)
         machine.prefixes.fit(self._budget.prefix_bytes)
+        self._ready: deque[Through] = deque()
         self._burst = self._steps = 0
         self.most_cache_bytes = self.most_resident_bytes = self.most_rows = 0
 
@@ -82,11 +87,11 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return self._reader.is_idle and not self._decoder.rows
+        return self._reader.is_idle and not self._decoder.rows and not self._ready
 
     @property
     def in_flight(self) -> int:
-        return len(self._decoder.rows) + len(self._reader.rows)
+        return len(self._decoder.rows) + len(self._ready) + len(self._reader.rows)
 
     @property
     def width(self) -> int:
@@ -98,6 +103,7 @@ class Scheduler:
         self._look_at_memory()
         self._see_caches()
         self.most_rows = max(self.most_rows, self.in_flight)
+        self._join()
         if self._may_read() and (self._reader.is_reading or self._begin_reading()):
             self._read()
             return []
@@ -108,6 +114,7 @@ class Scheduler:
         """Forget rows wherever they are; nothing more is heard of them."""
         gone = set(rows)
         self._reader.discard(gone)
+        self._ready = deque(one for one in self._ready if one.row not in gone)
         for row in [row for row in self._decoder.rows if row in gone]:
             self._leave(row)
 
@@ -118,7 +125,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Decode all rows in flight again from their prompts."""
-        rows = [*self._decoder.rows, *self._reader.interrupt()]
+        rows = [*self._decoder.rows, *self._not_begun()]
         for row in list(self._decoder.rows):
             self._leave(row)
         for row in rows:
@@ -148,6 +155,12 @@ class Scheduler:
         for name, count in (self._guesser.counters() if self._guesser is not None else {}).items():
             tally.count(name, count)
 
+    def _not_begun(self) -> list[Row]:
+        """Take back the rows whose prompts are read or being read, and which have no place yet."""
+        rows = [one.row for one in self._ready]
+        self._ready.clear()
+        return rows + self._reader.interrupt()
+
     def _leave(self, row: Row) -> None:
         self._decoder.leave(row)
         if self._guesser is not None:
@@ -160,7 +173,7 @@ class Scheduler:
 
     def _begin_reading(self) -> bool:
         """False when nobody waits, the batch is full, or there is no room."""
-        free = self._machine.gauge.best(self._width) - len(self._decoder.rows)
+        free = self._free()
         head = self._reader.next
         if free <= 0 or head is None:
             return False
@@ -168,18 +181,28 @@ class Scheduler:
             if self._decoder.rows:
                 return False
             self._refuse(head)
-        self._reader.begin(free, self._has_room, self._budget.cost.kept_bytes)
+        ahead = AHEAD if self._width > 1 else 0
+        self._reader.begin(free + ahead, self._has_room, self._budget.cost.kept_bytes)
         return True
+
+    def _free(self) -> int:
+        """Places for which no row is ready."""
+        return self._machine.gauge.best(self._width) - len(self._decoder.rows) - len(self._ready)
 
     def _read(self) -> None:
         count, through = self._reader.read()
         self._burst += count
-        for row, lanes, lane in through:
-            self._decoder.join(row, lanes, lane)
+        self._ready.extend(through)
+        self._join()
+
+    def _join(self) -> None:
+        """Rows that are ready take the places that are free."""
+        while self._ready and len(self._decoder.rows) < self._width:
+            one = self._ready.popleft()
+            self._decoder.join(one.row, one.lanes, one.lane)
             if self._guesser is not None:
-                self._guesser.begin(row)
-        if through:
-            self._see_caches(through[0].lanes.nbytes)
+                self._guesser.begin(one.row)
+            self._see_caches(0 if self._ready else one.lanes.nbytes)
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +210,7 @@ class Scheduler:
         rows = list(self._decoder.rows)
         guesses: Mapping[Row, Sequence[int]] = {}
         if self._guesser is not None:
-            guesses = self._guesser.guess(rows, is_last=self._reader.is_idle)
+            guesses = self._guesser.guess(rows, is_last=self._reader.is_idle and not self._ready)
         context = max(self._decoder.lanes.lengths)
         advances = self._decoder.step(guesses)
         self._tally.count("decode_steps")
@@ -206,14 +229,20 @@ class Scheduler:
     @property
     def _cache_bytes(self) -> int:
         guessing = 0 if self._guesser is None else self._guesser.nbytes
-        return int(self._decoder.lanes.nbytes + self._reader.nbytes + self._machine.prefixes.nbytes + guessing)
+        kept = self._machine.prefixes.nbytes + self._ready_bytes
+        return int(self._decoder.lanes.nbytes + self._reader.nbytes + kept + guessing)
+
+    @property
+    def _ready_bytes(self) -> int:
+        """Rows that were read together share their lanes until the last has its place."""
+        return sum({id(one.lanes): int(one.lanes.nbytes) for one in self._ready}.values())
 
     def _see_caches(self, beside_bytes: int = 0) -> None:
         self.most_cache_bytes = max(self.most_cache_bytes, self._cache_bytes + beside_bytes)
 
     def _has_room(self, reading: Sequence[Row], prefix_bytes: int = 0) -> bool:
         """Whether these rows may be read together beside all that is in flight, and so much more of prefixes kept."""
-        rows = [*self._decoder.rows, *reading]
+        rows = [*self._decoder.rows, *(one.row for one in self._ready), *reading]
         lanes, places = self._decoder.lanes.room
         columns = 1 if self._guesser is None else self._guesser.most_columns
         load = Load(
@@ -221,7 +250,7 @@ class Scheduler:
             tokens=max(row.most_tokens for row in rows) + columns,
             reading=len(reading),
             reading_tokens=max(len(row.so_far) for row in reading),
-            kept_bytes=self._machine.prefixes.nbytes + prefix_bytes,
+            kept_bytes=self._machine.prefixes.nbytes + self._ready_bytes + prefix_bytes,
             lanes=lanes,
             places=places,
         )
@@ -261,5 +290,5 @@ class Scheduler:
         for row in rows:
             self._leave(row)
             self._tally.count("rows_shed")
-        self._reader.put_back(rows)
+        self._reader.put_back([*rows, *self._not_begun()])
         self.narrow(max(1, len(self._decoder.rows)))
