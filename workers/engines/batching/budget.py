@@ -125,16 +125,16 @@ class MemoryBudget:
         needed = self.resident_bytes + self.stretch * (caches + self._forward(load.tokens))
         return self.limit_bytes is None or needed <= self.limit_bytes * (1 - RESERVE)
 
-    def refusal(self, tokens: int) -> str:
-        """Why not even one row of so many tokens is let in."""
-        caches = self.cache_bytes(Load(1, tokens, 1, tokens))
+    def refusal(self, load: Load) -> str:
+        """Why this, which is one row, is not let in."""
+        caches = self.cache_bytes(load)
         limit, least, what = self.kv_limit_bytes, caches, "ceiling of keys and values"
         if limit is None or caches <= limit:
-            least = int((self.resident_bytes + caches + self._forward(tokens)) / (1 - RESERVE))
+            least = int((self.resident_bytes + caches + self._forward(load.tokens)) / (1 - RESERVE))
             limit, what = self.limit_bytes, "memory ceiling"
         return (
-            f"the {what} of {limit or 0:,} bytes is too small for one row: {tokens:,} tokens of prompt and answer "
-            f"need about {least:,} bytes"
+            f"the {what} of {limit or 0:,} bytes is too small for one row: {load.tokens:,} tokens of prompt and "
+            f"answer need about {least:,} bytes"
         )
 
     def _forward(self, tokens: int) -> int:

@@ -242,10 +242,13 @@ class Scheduler:
 
     def _has_room(self, reading: Sequence[Row], prefix_bytes: int = 0) -> bool:
         """Whether these rows may be read together beside all that is in flight, and so much more of prefixes kept."""
+        return self._budget.allows(self._load(reading, prefix_bytes))
+
+    def _load(self, reading: Sequence[Row], prefix_bytes: int = 0) -> Load:
         rows = [*self._decoder.rows, *(one.row for one in self._ready), *reading]
         lanes, places = self._decoder.lanes.room
         columns = 1 if self._guesser is None else self._guesser.most_columns
-        load = Load(
+        return Load(
             rows=len(rows),
             tokens=max(row.most_tokens for row in rows) + columns,
             reading=len(reading),
@@ -254,7 +257,6 @@ class Scheduler:
             lanes=lanes,
             places=places,
         )
-        return self._budget.allows(load)
 
     def _refuse(self, row: Row) -> None:
         """Not even one row fits: prefixes go first, then the job is told."""
@@ -265,7 +267,7 @@ class Scheduler:
         budget.stretch = 1.0
         if not self._has_room([row]):
             hint = "raise the ceiling, or take a smaller model or shorter items"
-            raise CeilingExceeded(budget.refusal(row.most_tokens), hint=hint)
+            raise CeilingExceeded(budget.refusal(self._load([row])), hint=hint)
 
     def _look_at_memory(self) -> None:
         """Correct the estimate by what is held; where the ceiling is near, give back what can be given back."""
