@@ -8,6 +8,7 @@ logits are too close to call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,6 +79,13 @@ def one_row(model: Any) -> Any:
     return lanes
 
 
+def deviation(one: Logits, other: Logits) -> float:
+    """Largest difference of two vectors of logits; a token that both exclude does not differ."""
+    difference = np.zeros(np.shape(one))
+    np.subtract(one, other, out=difference, where=np.asarray(one) != other)
+    return float(np.abs(difference).max())
+
+
 class Bounds:
     """How far decoding logits were seen from canonical ones, by length of context, and what is close because of it.
 
@@ -90,9 +98,10 @@ class Bounds:
         self._seen: dict[int, float] = {}
 
     def see(self, context: int, deviation: float) -> None:
-        """A logit behind ``context`` tokens was so far from its canonical value."""
+        """A logit behind ``context`` tokens was so far from its canonical value; what is no number is no rounding."""
         bucket = context.bit_length()
-        self._seen[bucket] = max(self._seen.get(bucket, 0.0), deviation)
+        if math.isfinite(deviation):
+            self._seen[bucket] = max(self._seen.get(bucket, 0.0), deviation)
 
     def deviation(self, context: int) -> float:
         """Largest deviation to be expected behind ``context`` tokens."""

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from pipeline.errors import ItemError
+from workers.engines.batching.canonical import deviation
 from workers.engines.batching.choosing import choose, second_best
 from workers.engines.batching.lanes import Lanes, SingleLane
 from workers.engines.batching.logprobs import note_logprob
@@ -205,11 +206,6 @@ class _Heads:
         logits = self.logits[lane, column]
         token = int(logits.argmax())
         return token, float(logits[token] - second_best(logits, token))
-
-
-def deviation(one: Logits, other: Logits) -> float:
-    """Largest difference of two vectors of logits."""
-    return float(np.abs(one - other).max())
 
 
 def _holds(guess: int, token: int) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from workers.engines.batching.canonical import SAFETY, Bounds, CanonicalPass, one_row
+from workers.engines.batching.canonical import SAFETY, Bounds, CanonicalPass, deviation, one_row
 from workers.engines.batching.lanes import CannotBatch, Lanes
 from workers.engines.batching.routers import RouterWatch
 
@@ -175,7 +175,7 @@ def _compare(
             routers.bounds.see(place + 1, difference)
             if routers.picked(one) != routers.picked(other):
                 return
-        difference = _checked(float(np.abs(canonical[place] - step.logits).max()), tolerance)
+        difference = _checked(deviation(canonical[place], step.logits), tolerance)
         findings.deviation = max(findings.deviation, difference)
         bounds.see(place + 1, difference)
 
