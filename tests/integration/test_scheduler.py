@@ -55,6 +55,8 @@ def alone(name: str) -> list[list[int]]:
 def asked(request: pytest.FixtureRequest, full_counts: bool) -> tuple[int, slice]:
     """Rows at once, and which prompts: one row takes its time, so that it does a part of them."""
     width: int = request.param
+    if width == 4 and not full_counts:
+        pytest.skip("part of the full counts; other tests here take a width of 4")
     return width, slice(None) if width > 1 or full_counts else slice(8, None, 2)
 
 
@@ -169,7 +171,10 @@ def test_draws_depend_on_seed_and_choice(name: str) -> None:
 
 @pytest.mark.parametrize("width", [2, 7, 16])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_draws_are_the_same_in_any_batch_and_order(name: str, width: int) -> None:
+def test_draws_are_the_same_in_any_batch_and_order(name: str, width: int, full_counts: bool) -> None:
+    if width != 7 and not full_counts:
+        pytest.skip("part of the full counts, as other widths are")
+
     def permuted(scheduler: Scheduler, rows: list[Row]) -> None:
         finish(scheduler, random.Random(width).sample(rows, len(rows)))
 

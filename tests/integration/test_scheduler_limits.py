@@ -59,7 +59,11 @@ def knowing(name: str) -> Guesser:
 @pytest.mark.parametrize("guesses", [False, True])
 @pytest.mark.parametrize("fits", [1, 2, 3, 6])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "lfm2"])
-def test_a_ceiling_of_keys_and_values_holds_and_all_rows_are_answered(name: str, fits: int, guesses: bool) -> None:
+def test_a_ceiling_of_keys_and_values_holds_and_all_rows_are_answered(
+    name: str, fits: int, guesses: bool, full_counts: bool
+) -> None:
+    if fits in (2, 6) and not full_counts:
+        pytest.skip("part of the full counts, as other ceilings are")
     of_machine = machine(name).budget
     longest = max(map(len, PROMPTS)) + COUNT + 8
     ceiling = of_machine.cache_bytes(Load(fits, longest, reading=1, reading_tokens=longest))
