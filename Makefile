@@ -5,6 +5,7 @@ PY := .venv/bin/python
 LOCKED := pyproject.toml requirements/lock.txt requirements/demo-models.txt bin/setup
 PYTEST_ARGS ?=
 # Most tests wait for processes, so that more of them than cores run well side by side; 0 runs them in this process.
+# Files go out in the order of their folders, so that the long ones (acceptance, chaos) begin and units fill up the end.
 TEST_WORKERS ?= 3
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -26,7 +27,7 @@ demo: .venv/.installed-core ## run the main job on two small real models, with n
 	@.venv/bin/pipeline demo $(DEMO_ARGS)
 
 test: .venv/.installed-dev ## run the tests; PYTEST_ARGS="-k word" for some of them
-	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 chaos: .venv/.installed-dev ## kill, stop, flush, fill and restart things under a job and see that nothing is lost; CHAOS_ARGS="--seeds 20 --database sqlite"
 	@$(PY) -m tests.chaos $(CHAOS_ARGS)

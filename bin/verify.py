@@ -62,7 +62,9 @@ def checks() -> dict[str, list[str]]:
     files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").glob("*/test_*.py"))]
     full = [path for path in files if "full_counts" in (ROOT / path).read_text(encoding="utf-8")]
     named = {path.stem: [sys.executable, "-m", "pytest", "-q", str(path)] for path in full}
-    return named | {OTHER: [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile"]}
+    return named | {
+        OTHER: [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    }
 
 
 def describe_commit() -> str:
