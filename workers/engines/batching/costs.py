@@ -23,6 +23,9 @@ _ENOUGH = 3
 #: Steps after which a cost should be measured again (other rows, a warmer machine), and becomes more doubtful.
 _STALE = 256
 
+#: The same for plain steps, which all ratios rest on: a wrong one makes everything else look cheap.
+_PLAIN_STALE = 96
+
 #: Share of a ratio's excess over 1 that may be wrong, by what it rests on.
 _DOUBT_STALE, _DOUBT_FEW, _DOUBT_BETWEEN, _DOUBT_NEIGHBOUR, _DOUBT_PRIOR = 0.2, 0.4, 0.3, 0.4, 0.6
 
@@ -90,7 +93,7 @@ class StepCosts:
         last = [
             shapes[1].last_step for (cell_rows, _), shapes in self._cells.items() if cell_rows == rows and 1 in shapes
         ]
-        return bool(last) and step - max(last) <= _STALE
+        return bool(last) and step - max(last) <= _PLAIN_STALE
 
     def estimate(self, step: int, *, width: int, columns: int, context: int) -> Estimate:
         """From measurements here; else from the likest width and context; else from a cautious guess."""
