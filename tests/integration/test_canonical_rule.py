@@ -21,7 +21,7 @@ from workers.engines.batching.shadow import shadow_tokens
 from workers.engines.requests import Sampling
 from workers.engines.tally import Tally
 
-COUNT = 10
+COUNT = 8
 PROMPTS = [text(length, length) for length in (5, 40, 1, 17, 64, 65)]
 PROMPTS += [[*text(70, 99), *text(3, seed)] for seed in range(2)]
 
